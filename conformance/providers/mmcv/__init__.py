@@ -1,0 +1,140 @@
+"""The provider `mmcv`: the operators and modules of OpenMMLab's mmcv, called the way its users call them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.providers.mmcv import install
+
+
+class Mmcv:
+    """mmcv 2.x: an installed one with compiled operators as it is, else a narrow build of its sources.
+
+    The defaults that the protocol does not name stay mmcv's own (im2col_step is 32).
+    """
+
+    name = "mmcv"
+    promises_everything = False
+
+    def load(self) -> str:
+        """Installs, builds and imports what is missing; see `install.load`."""
+        return install.load()
+
+    def deform_conv2d(
+        self,
+        input: Tensor,
+        offset: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+        mask: Tensor | None,
+    ) -> Tensor:
+        """`mmcv.ops.modulated_deform_conv2d` with a mask, `mmcv.ops.deform_conv2d` without.
+
+        mmcv is told the groups, which follow from the shapes: input's channels over weight's, and offset's
+        channels over two per kernel tap. Raises NotImplementedError for a bias without a mask.
+        """
+        if mask is None and bias is not None:
+            raise NotImplementedError(
+                "mmcv's deform_conv2d (DCNv1) takes no bias; only DCNv2, with a mask, does"
+            )
+        ops = _ops()
+        groups = input.shape[1] // weight.shape[1]
+        deform_groups = offset.shape[1] // (2 * weight.shape[2] * weight.shape[3])
+        geometry = (stride, padding, dilation, groups, deform_groups)
+        if mask is None:
+            v1: Tensor = ops.deform_conv2d(input, offset, weight, *geometry)
+            return v1
+        v2: Tensor = ops.modulated_deform_conv2d(input, offset, mask, weight, bias, *geometry)
+        return v2
+
+    def roi_align(
+        self,
+        input: Tensor,
+        rois: Tensor,
+        *,
+        output_size: tuple[int, int],
+        spatial_scale: float,
+        sampling_ratio: int,
+        aligned: bool,
+    ) -> Tensor:
+        """`mmcv.ops.RoIAlign` in mode 'avg'."""
+        align = _ops().RoIAlign(
+            output_size,
+            spatial_scale=spatial_scale,
+            sampling_ratio=max(sampling_ratio, 0),
+            pool_mode="avg",
+            aligned=aligned,
+        )
+        output: Tensor = align(input, rois)
+        return output
+
+    def deform_conv2d_pack(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+        groups: int,
+        offset_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> nn.Module:
+        """`mmcv.ops.DeformConv2dPack`, which has no bias."""
+        pack: nn.Module = _ops().DeformConv2dPack(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            deform_groups=offset_groups,
+        )
+        return pack.to(device=device, dtype=dtype)
+
+    def modulated_deform_conv2d_pack(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+        groups: int,
+        offset_groups: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> nn.Module:
+        """`mmcv.ops.ModulatedDeformConv2dPack`."""
+        pack: nn.Module = _ops().ModulatedDeformConv2dPack(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            deform_groups=offset_groups,
+            bias=bias,
+        )
+        return pack.to(device=device, dtype=dtype)
+
+
+def _ops() -> Any:
+    """The module `mmcv.ops`, made ready at first use."""
+    install.load()
+    import mmcv.ops
+
+    return mmcv.ops

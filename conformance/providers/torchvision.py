@@ -1,0 +1,179 @@
+"""The provider `torchvision`: the installed torchvision, with packs composed the way its users do."""
+
+from __future__ import annotations
+
+import functools
+import importlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from conformance.providers.protocol import UnavailableError
+
+
+class Torchvision:
+    """The torchvision of this environment; it is never installed or replaced."""
+
+    name = "torchvision"
+    promises_everything = False
+
+    def load(self) -> str:
+        """Imports torchvision and returns its version.
+
+        Raises UnavailableError when it is not there, or when its operators don't fit the torch installed.
+        """
+        version: str = _import().__version__
+        return version
+
+    def deform_conv2d(
+        self,
+        input: Tensor,
+        offset: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        *,
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+        mask: Tensor | None,
+    ) -> Tensor:
+        """`torchvision.ops.deform_conv2d`, which deduces both kinds of groups from the shapes."""
+        output: Tensor = _import().ops.deform_conv2d(
+            input, offset, weight, bias, stride=stride, padding=padding, dilation=dilation, mask=mask
+        )
+        return output
+
+    def roi_align(
+        self,
+        input: Tensor,
+        rois: Tensor,
+        *,
+        output_size: tuple[int, int],
+        spatial_scale: float,
+        sampling_ratio: int,
+        aligned: bool,
+    ) -> Tensor:
+        """`torchvision.ops.roi_align`, where adaptive sampling is spelled -1."""
+        output: Tensor = _import().ops.roi_align(
+            input,
+            rois,
+            output_size,
+            spatial_scale=spatial_scale,
+            sampling_ratio=sampling_ratio if sampling_ratio > 0 else -1,
+            aligned=aligned,
+        )
+        return output
+
+    def deform_conv2d_pack(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+        groups: int,
+        offset_groups: int,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> nn.Module:
+        """`torchvision.ops.DeformConv2d` without bias, fed by a convolution of its input."""
+        pack = _pack(modulated=False)(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=False,
+            offset_groups=offset_groups,
+        )
+        return pack.to(device=device, dtype=dtype)
+
+    def modulated_deform_conv2d_pack(
+        self,
+        in_channels: int,
+        out_channels: int,
+        *,
+        kernel_size: tuple[int, int],
+        stride: tuple[int, int],
+        padding: tuple[int, int],
+        dilation: tuple[int, int],
+        groups: int,
+        offset_groups: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+    ) -> nn.Module:
+        """`torchvision.ops.DeformConv2d`, fed with offset and mask by a convolution of its input."""
+        pack = _pack(modulated=True)(
+            in_channels,
+            out_channels,
+            kernel_size,
+            stride=stride,
+            padding=padding,
+            dilation=dilation,
+            groups=groups,
+            bias=bias,
+            offset_groups=offset_groups,
+        )
+        return pack.to(device=device, dtype=dtype)
+
+
+def _import() -> Any:
+    try:
+        torchvision = importlib.import_module("torchvision")
+    except ImportError as error:
+        if error.name == "torchvision":
+            raise UnavailableError("torchvision is not installed in this environment") from error
+        raise UnavailableError(f"the installed torchvision does not import: {error}") from error
+    except (RuntimeError, OSError) as error:  # "operator torchvision::nms does not exist"
+        raise UnavailableError(
+            f"the installed torchvision does not fit the installed torch {torch.__version__}: {error}"
+        ) from error
+    if not hasattr(torch.ops.torchvision, "deform_conv2d"):
+        raise UnavailableError(
+            f"the installed torchvision {torchvision.__version__} has no compiled operators that fit the"
+            f" installed torch {torch.__version__}"
+        )
+    return torchvision
+
+
+@functools.cache
+def _pack(*, modulated: bool) -> type[nn.Module]:
+    """The pack's class, defined late because its base is torchvision's."""
+    base: type[nn.Module] = _import().ops.DeformConv2d
+
+    class Pack(base):  # type: ignore[misc, valid-type]
+        def __init__(
+            self,
+            in_channels: int,
+            out_channels: int,
+            kernel_size: tuple[int, int],
+            *,
+            stride: tuple[int, int],
+            padding: tuple[int, int],
+            dilation: tuple[int, int],
+            groups: int,
+            bias: bool,
+            offset_groups: int,
+        ) -> None:
+            super().__init__(in_channels, out_channels, kernel_size, stride, padding, dilation, groups, bias)
+            taps = offset_groups * kernel_size[0] * kernel_size[1]
+            self.conv_offset = nn.Conv2d(
+                in_channels, (3 if modulated else 2) * taps, kernel_size, stride, padding, dilation
+            )
+            for parameter in self.conv_offset.parameters():
+                nn.init.zeros_(parameter)
+
+        def forward(self, x: Tensor) -> Any:
+            out = self.conv_offset(x)
+            if not modulated:
+                return super().forward(x, out)
+            o1, o2, mask = out.chunk(3, dim=1)
+            return super().forward(x, torch.cat((o1, o2), dim=1), mask.sigmoid())
+
+    return Pack

@@ -1,0 +1,21 @@
+"""Reference kernels for deformable convolution and the RoI operators, differentiable to any order.
+
+Importing this compiles nothing; the compiled operators are built when a CPU tensor first needs them.
+"""
+
+from kernels import composite
+from kernels.build import BuildError
+from kernels.deform_conv2d import DeformConv2d, deform_conv2d
+from kernels.packs import DeformConv2dPack, ModulatedDeformConv2dPack
+from kernels.roi_align import RoIAlign, roi_align
+
+__all__ = [
+    "BuildError",
+    "DeformConv2d",
+    "DeformConv2dPack",
+    "ModulatedDeformConv2dPack",
+    "RoIAlign",
+    "composite",
+    "deform_conv2d",
+    "roi_align",
+]

@@ -1,0 +1,19 @@
+// The operators' names and arguments, for every device. Autograd and fake tensors are registered in Python.
+#include <torch/library.h>
+
+TORCH_LIBRARY(gradparity, m) {
+  m.def(
+      "deform_conv2d(Tensor input, Tensor offset, Tensor weight, Tensor? mask, Tensor? bias, SymInt[2] stride, "
+      "SymInt[2] padding, SymInt[2] dilation, bool closed) -> Tensor");
+  // A gradient that isn't needed comes back empty.
+  m.def(
+      "deform_conv2d_backward(Tensor grad, Tensor input, Tensor offset, Tensor weight, Tensor? mask, "
+      "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, bool closed, bool[4] needs) -> "
+      "(Tensor grad_input, Tensor grad_offset, Tensor grad_weight, Tensor grad_mask)");
+  m.def(
+      "roi_align(Tensor input, Tensor rois, SymInt[2] output_size, float spatial_scale, int sampling_ratio, "
+      "bool aligned) -> Tensor");
+  m.def(
+      "roi_align_backward(Tensor grad, Tensor rois, SymInt[4] input_size, SymInt[2] output_size, "
+      "float spatial_scale, int sampling_ratio, bool aligned) -> Tensor");
+}

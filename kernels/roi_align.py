@@ -1,0 +1,90 @@
+"""RoIAlign (He et al., arXiv:1703.06870)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from kernels import checks, composite, library
+
+
+def roi_align(
+    input: Tensor,
+    boxes: Tensor | Sequence[Tensor],
+    output_size: int | tuple[int, int],
+    spatial_scale: float = 1.0,
+    sampling_ratio: int = -1,
+    aligned: bool = False,
+) -> Tensor:
+    """The mean of bilinear samples in each bin of each box. The arguments' order is torchvision's.
+
+    A sample at y < -1 or y > H is 0; otherwise y is clamped to the image, from 0 to H-1. The same for x.
+    Computed in the tensors' dtype, in float32 for the 16-bit ones, and rounded once.
+
+    CPU tensors take the compiled operator, which is built at first use; all others take
+    `kernels.composite.roi_align`. Linear in input and differentiable by it to any order; boxes get no
+    gradient.
+
+    Args:
+        input: (N, C, H, W), float64, float32, float16 or bfloat16, any memory layout; N may be 0.
+        boxes: (K, 5) with the image's number, x1, y1, x2, y2 in pixels, or one (L, 4) tensor per image
+            without the number; in input's dtype. K may be 0.
+        output_size: an int or (rows, columns) of bins.
+        spatial_scale: pixels of input per unit of boxes.
+        sampling_ratio: samples per bin along each axis; 0 and below mean ceil(box size / bins).
+        aligned: whether pixel centres lie at half-integers. Without it, a box is at least one pixel large.
+
+    A sample at a position that is NaN or infinite lies outside and is 0. So is a bin without samples, or
+    with more than the dtype can count: an adaptive box that is inverted, empty, infinite, or of 1e30 pixels.
+
+    Returns:
+        (K, C, rows, columns), contiguous, in input's dtype.
+
+    Raises:
+        TypeError: an argument of a wrong type, or tensors of different dtypes.
+        ValueError: wrong shapes, tensors on different devices, a box of no image, a value out of range.
+        BuildError: the compiled operator can't be built here.
+    """
+    rois, size = checks.roi_align(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
+    if input.device.type != "cpu":
+        return composite.roi_align(input, rois, size, spatial_scale, sampling_ratio, aligned)
+    library.load()
+    out: Tensor = torch.ops.gradparity.roi_align(
+        input, rois, size, float(spatial_scale), sampling_ratio, aligned
+    )
+    return out
+
+
+class RoIAlign(nn.Module):
+    """`roi_align` with its settings. The arguments are torchvision's; ``forward(input, boxes)``.
+
+    Raises TypeError and ValueError for wrong settings, at the call.
+    """
+
+    def __init__(
+        self,
+        output_size: int | tuple[int, int],
+        spatial_scale: float,
+        sampling_ratio: int,
+        aligned: bool = False,
+    ) -> None:
+        super().__init__()
+        self.output_size = output_size
+        self.spatial_scale = spatial_scale
+        self.sampling_ratio = sampling_ratio
+        self.aligned = aligned
+
+    def forward(self, input: Tensor, boxes: Tensor | Sequence[Tensor]) -> Tensor:
+        """Shapes and errors as in `roi_align`."""
+        return roi_align(
+            input, boxes, self.output_size, self.spatial_scale, self.sampling_ratio, self.aligned
+        )
+
+    def extra_repr(self) -> str:
+        """The settings, as they were given."""
+        return (
+            f"output_size={self.output_size}, spatial_scale={self.spatial_scale}, "
+            f"sampling_ratio={self.sampling_ratio}, aligned={self.aligned}"
+        )
