@@ -38,10 +38,15 @@ class Case:
         raise NotImplementedError
 
     @property
+    def hostile(self) -> bool:
+        """Whether released kernels are known to kill the process on such a case."""
+        return self.boundary == "non_finite"
+
+    @property
     def id(self) -> str:
         """The readable name from which `parse` makes the same case again."""
         axes = [
-            f"{axis.name}={_write(value)}"
+            f"{axis.name}={write_value(value)}"
             for axis in dataclasses.fields(self)
             if (value := getattr(self, axis.name)) != axis.default
         ]
@@ -77,7 +82,8 @@ def parse_axes(case_type: type[AnyCase], text: str) -> AnyCase:
     return case
 
 
-def _write(value: Value) -> str:
+def write_value(value: Value) -> str:
+    """An axis value as ids write it."""
     if isinstance(value, bool):
         return "yes" if value else "no"
     if isinstance(value, tuple):

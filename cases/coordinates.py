@@ -78,9 +78,7 @@ def sample_coordinates(
     if boundary == "mixed":
         names = [name for name in CLASSES[:-1] if possible(name, length)]
         choice = random.integers(len(names), size=shape)
-        offsets = [
-            sample_coordinates(name, length, base, dtype, random, quarters=quarters) for name in names
-        ]
+        offsets = [sample_coordinates(name, length, base, dtype, random, quarters=quarters) for name in names]
         return np.choose(choice, offsets)
     if boundary == "non_finite":
         return random.choice([np.nan, np.inf, -np.inf], shape)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import enum
 import importlib
 import pkgutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
 from cases.case import Case, Value, parse_axes
+from cases.data import DATA_SETS
 from cases.dtypes import DTYPES
 
 C = TypeVar("C", bound=Case)
@@ -77,7 +78,7 @@ def one_of(axis: str, values: Sequence[str]) -> Constraint[Any]:
     return Constraint((axis,), why)
 
 
-_COMMON = (one_of("dtype", tuple(DTYPES)), one_of("data", ("real", "integer")))
+COMMON = (one_of("dtype", tuple(DTYPES)), one_of("data", DATA_SETS))
 
 
 class Operator(Generic[C]):
@@ -89,6 +90,8 @@ class Operator(Generic[C]):
     smoke_axes: ClassVar[Mapping[str, Sequence[Value]]]
     boundary_axis: ClassVar[str] = "offsets"
     is_module: ClassVar[bool] = False
+    # Tensors that a case may lack, and that an implementation is then given as None.
+    optional: ClassVar[tuple[str, ...]] = ()
     # The first is the documented meaning, the others are variants that a provider may follow.
     conventions: ClassVar[tuple[str, ...]] = ("open",)
 
@@ -103,16 +106,10 @@ class Operator(Generic[C]):
         """What makes a case valid, beyond each axis' own values."""
         raise NotImplementedError
 
-    def why_invalid(self, case: C, known: Collection[str] | None = None) -> str:
-        """Why the operator is not defined on these axes; empty when it is.
-
-        With ``known``, only the constraints among those axes count: the others may still change.
-        """
-        for constraint in (*_COMMON, *self.constraints()):
-            if known is None or all(axis in known for axis in constraint.axes):
-                if reason := constraint.why(case):
-                    return reason
-        return ""
+    def why_invalid(self, case: C) -> str:
+        """Why the operator is not defined on these axes; empty when it is."""
+        reasons = (constraint.why(case) for constraint in (*COMMON, *self.constraints()))
+        return next(filter(None, reasons), "")
 
     def sample(self, case: C) -> Tensors:
         """The tensors of the case, drawn in the dtype under test, laid out as the case says."""
@@ -137,6 +134,10 @@ class Operator(Generic[C]):
     def roundings(self, case: C, tensors: Tensors) -> dict[str, int]:
         """Roundings on the longest path to one element, for `output` and each `grad:` quantity."""
         raise NotImplementedError
+
+    def quantum(self, case: C) -> float:
+        """A power of two of which every term of every quantity is a multiple; 0 when there is none."""
+        return 0.0
 
     def locate(
         self, case: C, tensors: Tensors, quantity: str, index: tuple[int, ...]
@@ -166,6 +167,8 @@ def parse_case(case_id: str) -> Case:
     name, separator, axes = case_id.partition("/")
     operators = all_operators()
     if not separator or name not in operators:
-        raise ValueError(f"case id: got {case_id!r}, expected OPERATOR/AXES with one of {', '.join(operators)}")
+        raise ValueError(
+            f"case id: got {case_id!r}, expected OPERATOR/AXES with one of {', '.join(operators)}"
+        )
     case: Case = operators[name].parse(axes)
     return case

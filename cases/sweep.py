@@ -7,13 +7,14 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import covertable
 import torch
-from allpairspy import AllPairs
 
 from cases.case import Case, Value
-from cases.operator import Operator, all_operators
+from cases.operator import COMMON, Constraint, Operator, all_operators
 
 TIERS = ("smoke", "default", "nightly")
 
@@ -44,27 +45,53 @@ def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
     axes = {**(operator.smoke_axes if tier == "smoke" else operator.axes), "device": devices()}
     boundaries = operator.axes[operator.boundary_axis]
     if tier == "smoke":
-        yield from covering_array(operator, {operator.boundary_axis: boundaries, **axes}, _STRENGTH[tier])
+        yield from covering_array(operator, {**axes, operator.boundary_axis: boundaries}, _STRENGTH[tier])
         return
+    others = {name: values for name, values in axes.items() if name != operator.boundary_axis}
+    arrays: dict[str, list[Case]] = {}
     for boundary in boundaries:
-        yield from covering_array(operator, {**axes, operator.boundary_axis: (boundary,)}, _STRENGTH[tier])
+        allowed = _allowed_beside(operator, boundary, others)
+        # Boundary classes that allow the same values of the other axes share one array.
+        if (key := repr(allowed)) not in arrays:
+            arrays[key] = covering_array(operator, allowed, _STRENGTH[tier])
+        yield from (replace(case, **{operator.boundary_axis: boundary}) for case in arrays[key])
 
 
-def covering_array(
-    operator: Operator[Any], axes: Mapping[str, Sequence[Value]], strength: int
-) -> list[Case]:
+def _allowed_beside(
+    operator: Operator[Any], boundary: Value, others: Mapping[str, Sequence[Value]]
+) -> dict[str, list[Value]]:
+    allowed = {name: list(values) for name, values in others.items()}
+    for constraint in operator.constraints():
+        if operator.boundary_axis in constraint.axes and len(constraint.axes) == 2:
+            (axis,) = set(constraint.axes) - {operator.boundary_axis}
+            allowed[axis] = [
+                value
+                for value in allowed.get(axis, [])
+                if not constraint.why(operator.case_type(**{operator.boundary_axis: boundary, axis: value}))
+            ]
+    return {name: values for name, values in allowed.items() if values}
+
+
+def covering_array(operator: Operator[Any], axes: Mapping[str, Sequence[Value]], strength: int) -> list[Case]:
     """Cases in which all combinations of ``strength`` axis values appear that a valid case can have."""
-    fixed = {name: values[0] for name, values in axes.items() if len(values) == 1}
-    varying = {name: values for name, values in axes.items() if len(values) > 1}
-    names = list(varying)
+    constraints = [
+        _as_condition(operator, constraint, axes)
+        for constraint in (*COMMON, *operator.constraints())
+        if sum(axis in axes for axis in constraint.axes) > 1
+    ]
+    rows = covertable.make(dict(axes), strength=min(strength, len(axes)), constraints=constraints)
+    return [operator.case_type(**row) for row in rows]
 
-    def possible(row: Sequence[Value]) -> bool:
-        known = names[: len(row)]
-        case = operator.case_type(**fixed, **dict(zip(known, row, strict=True)))
-        return not operator.why_invalid(case, {*fixed, *known})
 
-    rows = AllPairs(list(varying.values()), filter_func=possible, n=strength)
-    return [operator.case_type(**fixed, **dict(zip(names, row, strict=True))) for row in rows]
+def _as_condition(
+    operator: Operator[Any], constraint: Constraint[Any], axes: Mapping[str, Sequence[Value]]
+) -> dict[str, Any]:
+    swept = [axis for axis in constraint.axes if axis in axes]
+
+    def holds(row: Mapping[str, Value]) -> bool:
+        return not constraint.why(operator.case_type(**{axis: row[axis] for axis in swept}))
+
+    return {"operator": "fn", "requires": swept, "evaluate": holds}
 
 
 def uncovered_pairs(cases: Sequence[Case], axes: Mapping[str, Sequence[Value]]) -> list[tuple[str, ...]]:

@@ -6,7 +6,7 @@ Importing this compiles nothing; the compiled operators are built when a CPU ten
 from kernels import composite
 from kernels.build import BuildError
 from kernels.deform_conv2d import DeformConv2d, deform_conv2d
-from kernels.packs import DeformConv2dPack, ModulatedDeformConv2dPack
+from kernels.packs import DeformConv2dPack, ModulatedDeformConv2dPack, upgrade_state_dict
 from kernels.roi_align import RoIAlign, roi_align
 
 __all__ = [
@@ -18,4 +18,5 @@ __all__ = [
     "composite",
     "deform_conv2d",
     "roi_align",
+    "upgrade_state_dict",
 ]

@@ -28,7 +28,7 @@ CACHE_VARIABLE = "GRADPARITY_CACHE"
 """The environment variable that moves the cache folder."""
 
 _MAX_JOBS = 2
-_SECONDS_PER_SOURCE = 20
+_SECONDS_PER_SOURCE = 15
 _MAX_ERROR_LINES = 8
 
 _load_lock = threading.Lock()
@@ -225,7 +225,7 @@ def _run(name: str, command: Sequence[str]) -> None:
 def _head(output: str) -> str:
     """The first error of a compiler's output with the lines after it."""
     lines = output.splitlines()
-    first = next((number for number, line in enumerate(lines) if "error" in line.lower()), 0)
+    first = next((number for number, line in enumerate(lines) if "error: " in line), 0)
     return "\n".join(lines[first : first + _MAX_ERROR_LINES])
 
 

@@ -53,8 +53,7 @@ def boundary(value: Any) -> bool:
 
 def image(value: Any) -> None:
     """`input` is a floating (N, C, H, W) tensor; only N may be 0. Raises TypeError or ValueError."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"input must be a tensor, got {type(value).__name__}")
+    _strided_tensor("input", value)
     if value.dtype not in DTYPES:
         raise TypeError(f"input must be float64, float32, float16 or bfloat16, got {value.dtype}")
     if value.dim() != 4:
@@ -65,8 +64,7 @@ def image(value: Any) -> None:
 
 def like_input(name: str, value: Any, input: Tensor, dimensions: str) -> None:
     """`value` has input's dtype and device and the named dimensions. Raises TypeError or ValueError."""
-    if not isinstance(value, Tensor):
-        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    _strided_tensor(name, value)
     if value.dtype != input.dtype:
         raise TypeError(f"{name} must have input's dtype {input.dtype}, got {value.dtype}")
     if value.device != input.device:
@@ -203,6 +201,13 @@ def offset_groups(value: Any, in_channels: int) -> None:
     _positive("deform_groups", value)
     if in_channels % value:
         raise ValueError(f"deform_groups must divide the {in_channels} in_channels, got {value}")
+
+
+def _strided_tensor(name: str, value: Any) -> None:
+    if not isinstance(value, Tensor):
+        raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
+    if value.layout != torch.strided:
+        raise TypeError(f"{name} must be a strided tensor, got layout {value.layout}")
 
 
 def _positive(name: str, value: Any) -> None:

@@ -29,8 +29,8 @@ def deform_conv2d(
     tensors' dtype. Everything else is computed in that dtype, in float32 for the 16-bit ones, and the result
     is rounded once.
 
-    CPU tensors take the compiled operator, which is built at first use; all others take
-    `kernels.composite.deform_conv2d`. Differentiable to any order by every tensor.
+    CPU tensors take the compiled operator, which is built at first use; other devices, forward mode and
+    torch.func's transforms take `kernels.composite.deform_conv2d`. Differentiable to any order by every one.
 
     Args:
         input: (N, C, H, W), float64, float32, float16 or bfloat16, any memory layout; N may be 0.
@@ -47,6 +47,7 @@ def deform_conv2d(
     A sample at a position that is NaN or infinite lies outside: it contributes 0 and has gradient 0. A mask's
     value outside the image has no effect, not even NaN. NaN in input, weight, bias and mask inside spreads
     wherever it is used; a sample uses the four pixels of its cell, those of weight 0 included.
+    With an infinite mask or weight, a result that is not finite may be infinite or NaN.
 
     Returns:
         (N, O, oh, ow), contiguous, in input's dtype.
@@ -63,7 +64,7 @@ def deform_conv2d(
         checks.pair("dilation", dilation, 1),
     )
     checks.deform_conv2d(input, offset, weight, bias, window, mask)
-    if input.device.type != "cpu":
+    if not library.serves(input, offset, weight, bias, mask):
         return composite.deform_conv2d(input, offset, weight, bias, *window, mask, boundary=boundary)
     library.load()
     out: Tensor = torch.ops.gradparity.deform_conv2d(input, offset, weight, mask, bias, *window, closed)

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from kernels.build import load_library
 from kernels.checks import Window
@@ -36,6 +37,32 @@ def load() -> None:
             load_library(NAME, sources, include_dirs=[CSRC], depends=sorted(CSRC.rglob("*.h")))
             _register()
             _loaded = True
+
+
+def serves(*tensors: Tensor | None) -> bool:
+    """Whether the compiled operators can take these tensors: on the CPU, with reverse-mode autograd at most.
+
+    Forward mode and the transforms of torch.func go to the composite, because an operator that is registered
+    from Python would drop a tangent without a word.
+    """
+    present = [tensor for tensor in tensors if tensor is not None]
+    if present[0].device.type != "cpu" or torch._C._are_functorch_transforms_active():
+        return False
+    return not any(_has_tangent(tensor) for tensor in present)
+
+
+def _has_tangent(tensor: Tensor) -> bool:
+    if forward_ad._current_level < 0:
+        return False
+    return forward_ad.unpack_dual(tensor).tangent is not None  # type: ignore[no-untyped-call]
+
+
+def _refuse_tangent(grad: Tensor) -> None:
+    if _has_tangent(grad):
+        raise RuntimeError(
+            "grad must not carry a forward-mode tangent through the backward of a compiled operator: "
+            "run the forward under the same dual level too, with an input that carries one"
+        )
 
 
 def _register() -> None:
@@ -97,6 +124,7 @@ def _save_deform_conv2d(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> No
 
 
 def _differentiate_deform_conv2d(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    _refuse_tangent(grad)
     input, offset, weight, mask = ctx.saved_tensors
     needs = list(ctx.needs_input_grad[:4])
     values: list[Tensor | None] = [None] * 4
@@ -182,6 +210,7 @@ def _save_roi_align(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
 
 
 def _differentiate_roi_align(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    _refuse_tangent(grad)
     value = None
     if ctx.needs_input_grad[0]:
         (rois,) = ctx.saved_tensors

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -10,6 +11,27 @@ from torch import Tensor, nn
 
 from kernels import checks
 from kernels.deform_conv2d import deform_conv2d
+
+
+def upgrade_state_dict(module: nn.Module, state_dict: Mapping[str, Any]) -> dict[str, Any]:
+    """A copy of `state_dict` in which the packs of `module` have the names that they have today.
+
+    Before version 2 of mmcv's packs, the offsets' convolution was stored as a sibling ("conv1_offset.weight"
+    beside "conv1.weight"). mmcv's loader shows a pack its siblings, so that nothing needs to be done; torch's
+    `load_state_dict` does not, and needs this first. All other keys stay as they are.
+    """
+    state = dict(state_dict)
+    for name, child in module.named_modules():
+        if isinstance(child, _Pack):
+            _rename(state, f"{name}." if name else "")
+    return state
+
+
+def _rename(state_dict: dict[str, Any], prefix: str) -> None:
+    for name in ("weight", "bias"):
+        old, new = f"{prefix[:-1]}_offset.{name}", f"{prefix}conv_offset.{name}"
+        if old in state_dict and new not in state_dict:
+            state_dict[new] = state_dict.pop(old)
 
 
 class _Pack(nn.Module):
@@ -91,12 +113,8 @@ class _Pack(nn.Module):
     def _load_from_state_dict(
         self, state_dict: dict[str, Any], prefix: str, local_metadata: dict[str, Any], *args: Any
     ) -> None:
-        # Before version 2 the offsets' convolution was a sibling: "conv1_offset.weight", "conv1.weight".
         if (local_metadata.get("version") or 1) < 2:
-            for name in ("weight", "bias"):
-                old, new = f"{prefix[:-1]}_offset.{name}", f"{prefix}conv_offset.{name}"
-                if old in state_dict and new not in state_dict:
-                    state_dict[new] = state_dict.pop(old)
+            _rename(state_dict, prefix)
         super()._load_from_state_dict(state_dict, prefix, local_metadata, *args)
 
     def extra_repr(self) -> str:

@@ -23,9 +23,9 @@ def roi_align(
     A sample at y < -1 or y > H is 0; otherwise y is clamped to the image, from 0 to H-1. The same for x.
     Computed in the tensors' dtype, in float32 for the 16-bit ones, and rounded once.
 
-    CPU tensors take the compiled operator, which is built at first use; all others take
-    `kernels.composite.roi_align`. Linear in input and differentiable by it to any order; boxes get no
-    gradient.
+    CPU tensors take the compiled operator, which is built at first use; other devices, forward mode and
+    torch.func's transforms take `kernels.composite.roi_align`. Linear in input, differentiable by it to any
+    order; boxes get no gradient.
 
     Args:
         input: (N, C, H, W), float64, float32, float16 or bfloat16, any memory layout; N may be 0.
@@ -48,7 +48,7 @@ def roi_align(
         BuildError: the compiled operator can't be built here.
     """
     rois, size = checks.roi_align(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
-    if input.device.type != "cpu":
+    if not library.serves(input, rois):
         return composite.roi_align(input, rois, size, spatial_scale, sampling_ratio, aligned)
     library.load()
     out: Tensor = torch.ops.gradparity.roi_align(

@@ -111,7 +111,9 @@ def test_two_processes_build_once(source: Path, tmp_path: Path, monkeypatch: pyt
     log = tmp_path / "compilations"
     compiler = tmp_path / "slow-compiler"
     compiler.write_text(
-        f'#!/bin/sh\nif [ "$1" != --version ]; then echo x >> {shlex.quote(str(log))}; sleep 1; fi\nexec c++ "$@"\n'
+        "#!/bin/sh\n"
+        f'if [ "$1" != --version ]; then echo x >> {shlex.quote(str(log))}; sleep 1; fi\n'
+        'exec c++ "$@"\n'
     )
     compiler.chmod(0o755)
     monkeypatch.setenv("CXX", str(compiler))

@@ -21,6 +21,7 @@ from torch import Tensor
 
 from cases.case import Case
 from cases.coordinates import BOUNDARIES, add_rounded, classify, possible, sample_coordinates
+from cases.data import DATA_SETS, draw
 from cases.dtypes import DTYPES
 from cases.layouts import LAYOUTS, lay_out
 from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, one_of, with_slope_of
@@ -233,12 +234,6 @@ def first_order_roundings(case: DeformConv2dCase, offset: Tensor) -> dict[str, i
     }
 
 
-def draw(case: Case, random: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """Values of the case's data set in its dtype: reals in (-1, 1), or multiples of 1/2 up to 2."""
-    values = random.uniform(-1, 1, shape) if case.data == "real" else random.integers(-4, 5, shape) / 2
-    return torch.as_tensor(values).to(DTYPES[case.dtype])
-
-
 def locate_samples(
     case: DeformConv2dCase, offset: Tensor, quantity: str, index: tuple[int, ...]
 ) -> tuple[Location, ...]:
@@ -268,6 +263,7 @@ class DeformConv2d(Operator[DeformConv2dCase]):
     name = "deform_conv2d"
     case_type = DeformConv2dCase
     conventions = ("open", "closed")
+    optional = ("bias", "mask")
     axes: ClassVar[dict[str, Any]] = {
         "offsets": BOUNDARIES,
         "dtype": tuple(DTYPES),
@@ -285,7 +281,7 @@ class DeformConv2d(Operator[DeformConv2dCase]):
         "bias": (True, False),
         "layout": LAYOUTS,
         "grad_layout": LAYOUTS,
-        "data": ("real", "integer"),
+        "data": DATA_SETS,
     }
     smoke_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float64", "float32"),
@@ -303,7 +299,7 @@ class DeformConv2d(Operator[DeformConv2dCase]):
         "bias": (True, False),
         "layout": ("contiguous", "sliced", "channels_last"),
         "grad_layout": ("contiguous", "transposed"),
-        "data": ("real", "integer"),
+        "data": DATA_SETS,
     }
 
     def constraints(self) -> tuple[Constraint[DeformConv2dCase], ...]:
@@ -322,7 +318,9 @@ class DeformConv2d(Operator[DeformConv2dCase]):
             "bias": (case.out_channels,),
             "mask": (case.batch, case.offset_groups * case.taps, *pixels),
         }
-        tensors = {name: draw(case, random, shape) for name, shape in shapes.items() if getattr(case, name, True)}
+        tensors = {
+            name: draw(case, random, shape) for name, shape in shapes.items() if getattr(case, name, True)
+        }
         offsets = sample_offsets(case, random)
         shape = (case.batch, 2 * case.offset_groups * case.taps, *pixels)
         tensors["offset"] = torch.as_tensor(offsets.reshape(shape)).to(DTYPES[case.dtype])
@@ -341,6 +339,10 @@ class DeformConv2d(Operator[DeformConv2dCase]):
 
     def roundings(self, case: DeformConv2dCase, tensors: Tensors) -> dict[str, int]:
         return first_order_roundings(case, tensors["offset"].double())
+
+    def quantum(self, case: DeformConv2dCase) -> float:
+        # At most five tensors in halves and the bilinear weights in sixteenths make one term.
+        return 2.0**-9 if case.data == "integer" else 0.0
 
     def locate(
         self, case: DeformConv2dCase, tensors: Tensors, quantity: str, index: tuple[int, ...]

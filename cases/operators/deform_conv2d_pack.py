@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from cases.data import draw
 from cases.dtypes import DTYPES
 from cases.layouts import LAYOUTS, lay_out
 from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, one_of, with_slope_of
@@ -24,7 +25,6 @@ from cases.operators.deform_conv2d import (
     GEOMETRY,
     DeformConv2dCase,
     convolve,
-    draw,
     first_order_roundings,
     locate_samples,
 )
@@ -135,13 +135,15 @@ class DeformConv2dPack(Operator[PackCase]):
             "device": torch.device(case.device),
         }
 
-    def oracle(
-        self, case: PackCase, tensors: Tensors, arithmetic: Arithmetic, convention: str
-    ) -> Tensor:
-        return convolve(case, {**tensors, "offset": predict(case, tensors, arithmetic)}, arithmetic, convention)
+    def oracle(self, case: PackCase, tensors: Tensors, arithmetic: Arithmetic, convention: str) -> Tensor:
+        return convolve(
+            case, {**tensors, "offset": predict(case, tensors, arithmetic)}, arithmetic, convention
+        )
 
     def roundings(self, case: PackCase, tensors: Tensors) -> dict[str, int]:
-        predicted = predict(case, {name: tensor.double() for name, tensor in tensors.items()}, Arithmetic.SIGNED)
+        predicted = predict(
+            case, {name: tensor.double() for name, tensor in tensors.items()}, Arithmetic.SIGNED
+        )
         offset = predicted[:, : 2 * case.offset_groups * case.taps]
         layer = first_order_roundings(case, offset)
         # The sigmoid and its slope add a handful, conv_offset its own sums.

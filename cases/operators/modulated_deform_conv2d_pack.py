@@ -38,9 +38,7 @@ class ModulatedDeformConv2dPack(DeformConv2dPack):
     def arguments(self, case: PackCase) -> dict[str, Any]:
         return {**super().arguments(case), "bias": case.bias}
 
-    def oracle(
-        self, case: PackCase, tensors: Tensors, arithmetic: Arithmetic, convention: str
-    ) -> Tensor:
+    def oracle(self, case: PackCase, tensors: Tensors, arithmetic: Arithmetic, convention: str) -> Tensor:
         predicted = predict(case, tensors, arithmetic)
         split = 2 * case.offset_groups * case.taps
         layer = {**tensors, "offset": predicted[:, :split], "mask": sigmoid(predicted[:, split:], arithmetic)}

@@ -3,7 +3,7 @@
 input (N, C, H, W); rois (K, 5) of batch index, x1, y1, x2, y2 in image units; output (K, C, PH, PW).
 A box is coord*scale - o with o = 1/2 when aligned, else 0 and at least one pixel wide and high. Each bin has
 sampling_ratio^2 samples, or ceil(size/bins) per axis when the ratio is 0. A sample with y < -1 or y > H is 0
-(closed on both sides); otherwise y is clamped to 0 ... H - 1. rois have no gradient.
+(closed on both sides); otherwise y is clamped to 0 ... H - 1. A box with a NaN or an infinity has no samples inside. rois have no gradient.
 """
 
 from __future__ import annotations
@@ -17,10 +17,11 @@ from torch import Tensor
 
 from cases.case import Case
 from cases.coordinates import classify
+from cases.data import DATA_SETS, draw
 from cases.dtypes import DTYPES, accumulation_dtype
 from cases.layouts import LAYOUTS, lay_out
 from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, one_of
-from cases.operators.deform_conv2d import BILINEAR_ROUNDINGS, draw
+from cases.operators.deform_conv2d import BILINEAR_ROUNDINGS
 
 Pair = tuple[int, int]
 
@@ -37,6 +38,7 @@ BOXES = (
     "one_pixel",
     "empty",
     "inverted",
+    "non_finite",
 )
 
 # Roundings of one sampling coordinate: scale, offset, size, bin, grid step, two products and two sums.
@@ -103,7 +105,7 @@ def bin_samples(case: RoIAlignCase, roi: Tensor, axis: int) -> BinSamples:
     corners = roi[1:].double() * 16
     dyadic = bool((corners == corners.round()).all()) and _is_dyadic(wide)
     exact = dyadic and wide.shape == rounded.shape and bool((wide == rounded).all())
-    extent = float(roi[1:].double().abs().max()) * case.spatial_scale + 1
+    extent = float(roi[1:].double().nan_to_num(0, 0, 0).abs().max()) * case.spatial_scale + 1
     return BinSamples(wide, wide.shape[1], exact, 3 * extent)
 
 
@@ -117,6 +119,8 @@ def _positions(case: RoIAlignCase, roi: Tensor, axis: int, kind: type[np.floatin
     start, end = first * scale - shift, last * scale - shift
     extent = end - start if case.aligned else max(end - start, kind(1))
     bins = case.output_size[axis]
+    if not np.isfinite([start, end]).all():
+        return np.full((bins, max(case.sampling_ratio, 1)), np.nan)
     step = extent / kind(bins)
     grid = case.sampling_ratio if case.sampling_ratio > 0 else int(np.ceil(step))
     grid = max(grid, 0)
@@ -134,7 +138,7 @@ def bin_weights(case: RoIAlignCase, roi: Tensor, axis: int, arithmetic: Arithmet
     samples = bin_samples(case, roi, axis)
     y = torch.as_tensor(samples.positions, dtype=torch.float64)
     inside = (y >= -1) & (y <= length)
-    clamped = y.clamp(0, length - 1)
+    clamped = torch.where(inside, y.clamp(0, length - 1), 0)
     cell = clamped.floor()
     fraction = clamped - cell
     pixel = torch.arange(length, dtype=torch.float64)
@@ -166,7 +170,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "aligned": (True, False),
         "layout": LAYOUTS,
         "grad_layout": LAYOUTS,
-        "data": ("real", "integer"),
+        "data": DATA_SETS,
     }
     smoke_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float64", "float32"),
@@ -180,7 +184,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "aligned": (True, False),
         "layout": ("contiguous", "sliced", "channels_last"),
         "grad_layout": ("contiguous", "transposed"),
-        "data": ("real", "integer"),
+        "data": DATA_SETS,
     }
 
     def constraints(self) -> tuple[Constraint[RoIAlignCase], ...]:
@@ -213,9 +217,7 @@ class RoIAlign(Operator[RoIAlignCase]):
             "aligned": case.aligned,
         }
 
-    def oracle(
-        self, case: RoIAlignCase, tensors: Tensors, arithmetic: Arithmetic, convention: str
-    ) -> Tensor:
+    def oracle(self, case: RoIAlignCase, tensors: Tensors, arithmetic: Arithmetic, convention: str) -> Tensor:
         image = arithmetic.of(tensors["input"])
         pooled = []
         for roi in tensors["rois"]:
@@ -265,6 +267,9 @@ def _draw_box(case: RoIAlignCase, random: np.random.Generator) -> list[float]:
 
 def _draw_span(case: RoIAlignCase, random: np.random.Generator, axis: int, kind: str) -> tuple[float, float]:
     shift = 0.5 if case.aligned else 0.0
+    if kind == "non_finite":
+        first, last = random.permutation([random.choice([np.nan, np.inf, -np.inf]), random.uniform(0, 5)])
+        return float(first), float(last)
     for _ in range(200):
         start, extent = _draw_extent(case, random, axis, kind)
         corners = torch.tensor([(start + shift), (start + shift + extent)]) / case.spatial_scale
@@ -285,7 +290,9 @@ def _draw_extent(
         step = (grid or 1) * random.choice([0.5, 1.0]) if case.data == "integer" or grid else 1.0
         aimed = {"last_pixel": length - 1, "edge_low": -1, "edge_high": length}
         target = aimed.get(kind, int(random.integers(0, max(length - 1, 1))))
-        position = int(random.integers(bins)) * step + (int(random.integers(grid or 1)) + 0.5) * step / (grid or 1)
+        position = int(random.integers(bins)) * step + (int(random.integers(grid or 1)) + 0.5) * step / (
+            grid or 1
+        )
         return target - position, bins * step
     span = {
         "interior": (0.6, 0.9, 0.05, 0.3),

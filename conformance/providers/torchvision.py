@@ -177,3 +177,6 @@ def _pack(*, modulated: bool) -> type[nn.Module]:
             return super().forward(x, torch.cat((o1, o2), dim=1), mask.sigmoid())
 
     return Pack
+
+
+PROVIDER = Torchvision()

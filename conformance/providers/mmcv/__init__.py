@@ -138,3 +138,6 @@ def _ops() -> Any:
     import mmcv.ops
 
     return mmcv.ops
+
+
+PROVIDER = Mmcv()

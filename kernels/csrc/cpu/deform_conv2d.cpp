@@ -126,10 +126,11 @@ Problem checked(
       problem.outputs % problem.groups == 0, "weight's dimension 0 (O) must be a multiple of the ", problem.groups,
       " groups, got ", problem.outputs);
 
-  problem.rows =
-      (problem.height + 2 * problem.pad_y - problem.dilation_y * (problem.kernel_height - 1) - 1) / problem.stride_y + 1;
-  problem.columns =
-      (problem.width + 2 * problem.pad_x - problem.dilation_x * (problem.kernel_width - 1) - 1) / problem.stride_x + 1;
+  const auto output_length = [](int64_t length, int64_t pad, int64_t dilation, int64_t kernel, int64_t stride) {
+    return (length + 2 * pad - dilation * (kernel - 1) - 1) / stride + 1;
+  };
+  problem.rows = output_length(problem.height, p[0], d[0], problem.kernel_height, s[0]);
+  problem.columns = output_length(problem.width, p[1], d[1], problem.kernel_width, s[1]);
   TORCH_CHECK_VALUE(
       problem.height + 2 * problem.pad_y > problem.dilation_y * (problem.kernel_height - 1) &&
           problem.width + 2 * problem.pad_x > problem.dilation_x * (problem.kernel_width - 1),
@@ -332,8 +333,8 @@ struct Work {
     return offset.template const_data_ptr<scalar_t>() + n * p.offset_groups * 2 * p.taps() * p.rows * p.columns;
   }
   const scalar_t* masks_of(int64_t n) const {
-    return mask.defined() ? mask.template const_data_ptr<scalar_t>() + n * p.offset_groups * p.taps() * p.rows * p.columns
-                          : nullptr;
+    const int64_t size = p.offset_groups * p.taps() * p.rows * p.columns;
+    return mask.defined() ? mask.template const_data_ptr<scalar_t>() + n * size : nullptr;
   }
   Tensor tile_columns(int64_t rows) const {
     // The front of the buffer, because a last tile with fewer rows packs its groups closer.
@@ -421,7 +422,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> deform_conv2d_backward(
       grad.sizes() == IntArrayRef(expected), "grad must have shape ", IntArrayRef(expected), ", got ", grad.sizes());
 
   const auto options = input.options().memory_format(c10::MemoryFormat::Contiguous);
-  const auto result = [&](bool needed, IntArrayRef sizes) { return at::empty(needed ? sizes : IntArrayRef{0}, options); };
+  const std::array<int64_t, 1> nothing{0};
+  const auto result = [&](bool needed, IntArrayRef sizes) {
+    return at::empty(needed ? sizes : IntArrayRef(nothing), options);
+  };
   const bool need_mask = needs[3] && mask.has_value();
   Tensor grad_input = result(needs[0], input.sizes());
   Tensor grad_offset = result(needs[1], offset.sizes());

@@ -1,0 +1,209 @@
+"""Puts a question to every provider and books what each one answers as records."""
+
+from __future__ import annotations
+
+import functools
+import re
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from cases.case import Case
+from conformance.expectation import Expectation, Expectations, Gradients
+from conformance.isolation import CrashedError, RefusedError, TimedOutError, run_isolated
+from conformance.ledger import Ledger
+from conformance.providers.registry import Loaded
+from conformance.subject import MissingOperatorError, Subject
+from conformance.verdict import Verdict, judge
+from reports.record import Element, Record, Status
+
+# An exception that speaks of the implementation's insides is no clear refusal.
+_UNCLEAR = re.compile(r"INTERNAL ASSERT|std::|bad_alloc|^(MemoryError|IndexError|AttributeError|SystemError)")
+
+# Statuses that fail a run unless the ledger knows them.
+_DIVERGENT = (Status.CONVENTION, Status.DEFECT, Status.CRASHED, Status.TIMED_OUT)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """What a provider computed, or the status and message of why it did not."""
+
+    tensors: Gradients
+    seconds: float
+    status: Status | None = None
+    message: str = ""
+
+
+class Bench:
+    """The providers, the ledger, and where records go."""
+
+    def __init__(self, providers: Sequence[Loaded], ledger: Ledger, append: Callable[[Record], None]) -> None:
+        self.providers = [loaded for loaded in providers if not loaded.unavailable]
+        self.ledger = ledger
+        self._append = append
+
+    def compare(
+        self,
+        question: str,
+        case: Case,
+        compute: Callable[[Subject], Gradients],
+        expect: Callable[[Expectation, str], Expectations],
+    ) -> list[str]:
+        """Compares a computation of every provider with the oracle; returns what the ledger does not know.
+
+        The quantities are those of ``expect`` under the operator's first convention. Each is judged under that
+        convention, then under the others.
+        """
+        expectation = expectation_of(case)
+        quantities = expect(expectation, expectation.operator.conventions[0])
+        records: list[Record] = []
+        for loaded in self.providers:
+            answer = _ask(loaded, expectation, compute)
+            for quantity in quantities:
+                record = self._blank(question, quantity, loaded, case, answer)
+                if answer.status is None:
+                    verdicts = _judge_by_conventions(
+                        answer.tensors.get(quantity), quantity, expectation, expect
+                    )
+                    record = _judged(record, verdicts, expectation)
+                records.append(record)
+        return self._book(case, records)
+
+    def check(self, question: str, case: Case, find_fault: Callable[[Subject], str]) -> list[str]:
+        """Asks every provider something that is answered by a fault or an empty string."""
+        expectation = expectation_of(case)
+        records = []
+        for loaded in self.providers:
+            faults: list[str] = []
+
+            def compute(subject: Subject, faults: list[str] = faults) -> Gradients:
+                faults.append(find_fault(subject))
+                return {}
+
+            answer = _ask(loaded, expectation, compute)
+            record = self._blank(question, question, loaded, case, answer)
+            if answer.status is None:
+                record = replace(
+                    record, status=Status.DEFECT if faults[0] else Status.MATCH, message=faults[0]
+                )
+            records.append(record)
+        return self._book(case, records)
+
+    def _blank(self, question: str, quantity: str, loaded: Loaded, case: Case, answer: _Answer) -> Record:
+        return Record(
+            case=case.id,
+            operator=case.operator,
+            provider=loaded.name,
+            version=loaded.version,
+            device=case.device,
+            dtype=case.dtype,
+            boundary=case.boundary,
+            question=question,
+            quantity=quantity,
+            status=answer.status or Status.MATCH,
+            message=answer.message,
+            seconds=answer.seconds,
+        )
+
+    def _book(self, case: Case, records: Iterable[Record]) -> list[str]:
+        unknown = []
+        for record in records:
+            booked = self._look_up(case, record)
+            self._append(booked)
+            if booked.status in _DIVERGENT and not booked.ledger:
+                what = f"{booked.provider} {booked.version}: {booked.quantity} {booked.status}"
+                unknown.append(" ".join(filter(None, (what, booked.convention, booked.message))))
+        return unknown
+
+    def _look_up(self, case: Case, record: Record) -> Record:
+        if record.status not in _DIVERGENT:
+            return record
+        entry = self.ledger.find(record.provider, record.version, case, record.quantity)
+        if entry is None:
+            return record
+        known = Status.KNOWN if record.status is Status.DEFECT else record.status
+        return replace(record, ledger=entry.id, status=known)
+
+
+@functools.lru_cache(maxsize=16)
+def expectation_of(case: Case) -> Expectation:
+    """The case's expectation; the questions of one case share it."""
+    return Expectation(case)
+
+
+def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], Gradients]) -> _Answer:
+    started = time.perf_counter()
+    try:
+        subject = Subject(loaded.provider, expectation)
+        # The parent's oracle must not run in the child: what a cached property computes there is lost.
+        _ = expectation.grad_output
+        tensors = run_isolated(lambda: compute(subject)) if expectation.case.hostile else compute(subject)
+        return _Answer(tensors, time.perf_counter() - started)
+    except MissingOperatorError as error:
+        status, message = Status.UNSUPPORTED, str(error)
+    except CrashedError as error:
+        status, message = Status.CRASHED, str(error)
+    except TimedOutError as error:
+        status, message = Status.TIMED_OUT, str(error)
+    except Exception as error:
+        message = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
+        promised = getattr(loaded.provider, "promises_everything", False)
+        status = Status.DEFECT if promised or _UNCLEAR.search(message) else Status.UNSUPPORTED
+    return _Answer({}, time.perf_counter() - started, status, message.strip().split("\n")[0][:500])
+
+
+def _judge_by_conventions(
+    got: Tensor | None,
+    quantity: str,
+    expectation: Expectation,
+    expect: Callable[[Expectation, str], Expectations],
+) -> dict[str, Verdict]:
+    """The verdicts under the operator's conventions, up to the first that is right."""
+    verdicts: dict[str, Verdict] = {}
+    for convention in expectation.operator.conventions:
+        verdicts[convention] = judge(got, expect(expectation, convention)[quantity], expectation.dtype)
+        if not verdicts[convention].fault:
+            break
+    return verdicts
+
+
+def _judged(record: Record, verdicts: dict[str, Verdict], expectation: Expectation) -> Record:
+    standard, *_ = verdicts
+    right = next((convention for convention, verdict in verdicts.items() if not verdict.fault), None)
+    verdict = verdicts[right or standard]
+    if right is None:
+        status = Status.DEFECT
+    elif right != standard:
+        status = Status.CONVENTION
+    else:
+        status = Status.MATCH if verdict.tested else Status.VACUOUS
+    # A convention's worst elements are those that differ from the standard.
+    shown = verdicts[standard]
+    operator, case = expectation.operator, expectation.case
+    return replace(
+        record,
+        status=status,
+        convention=right if status is Status.CONVENTION else "",
+        err_over_bound=verdict.err_over_bound,
+        rms_over_bound=verdict.rms_over_bound,
+        max_abs_error=shown.max_abs_error,
+        max_ulp_error=shown.max_ulp_error,
+        elements=verdict.elements,
+        tested=verdict.tested,
+        worst=tuple(
+            Element(
+                element.index,
+                element.expected,
+                element.got,
+                element.err_over_bound,
+                tuple(
+                    (sample.y, sample.x, sample.boundary)
+                    for sample in operator.locate(case, expectation.inputs, record.quantity, element.index)
+                ),
+            )
+            for element in shown.worst
+        ),
+        message=verdict.fault,
+    )

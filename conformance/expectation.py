@@ -1,0 +1,123 @@
+"""What a case should give: inputs, cotangents, and the oracle's output, gradients and second order."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from cases.case import Case
+from cases.data import draw
+from cases.dtypes import DTYPES, accumulation_dtype, unit_roundoff
+from cases.operator import Arithmetic, Operator, Tensors, all_operators
+from conformance.tolerance import Expected
+
+Gradients = dict[str, Tensor | None]
+Expectations = dict[str, Expected]
+
+
+class Expectation:
+    """A case with its tensors; the oracle runs when a question first asks, once per convention."""
+
+    def __init__(self, case: Case) -> None:
+        self.case = case
+        self.operator: Operator[Any] = all_operators()[case.operator]
+        self.dtype = DTYPES[case.dtype]
+        self.inputs: Tensors = self.operator.sample(case)
+        self.differentiable = self.operator.differentiable(case)
+        self._wide = {name: tensor.double() for name, tensor in self.inputs.items()}
+
+    @functools.cached_property
+    def roundings(self) -> dict[str, int]:
+        """Roundings on the longest path, by quantity of value and first order."""
+        return self.operator.roundings(self.case, self.inputs)
+
+    @functools.cached_property
+    def grad_output(self) -> Tensor:
+        """The cotangent of the output, in the dtype under test."""
+        value = self.output(self.operator.conventions[0])["output"].value
+        return self.operator.cotangent(self.case, value)
+
+    @functools.cached_property
+    def grad_gradients(self) -> Tensors:
+        """The cotangents of the gradients, in the dtype under test."""
+        return {
+            name: draw(self.case, self.case.generator(f"grad_grad:{name}"), tuple(self.inputs[name].shape))
+            for name in self.differentiable
+        }
+
+    @functools.cache  # noqa: B019 - one Expectation lives as long as its case is asked about
+    def output(self, convention: str) -> Expectations:
+        """The output under a convention."""
+        value, majorant = (self._forward(arithmetic, convention)[0].detach() for arithmetic in Arithmetic)
+        return {"output": self._expected("output", value, majorant)}
+
+    @functools.cache  # noqa: B019
+    def gradients(self, convention: str) -> Expectations:
+        """The gradient of every differentiable input under grad_output."""
+        value, majorant = (self._first_order(arithmetic, convention)[0] for arithmetic in Arithmetic)
+        return {
+            f"grad:{name}": self._expected(f"grad:{name}", value[name].detach(), majorant[name].detach())
+            for name in self.differentiable
+        }
+
+    @functools.cache  # noqa: B019
+    def double_backward(self, convention: str) -> Expectations:
+        """The gradients of <gradients, grad_gradients> by every input and by grad_output."""
+        value, majorant = (self._second_order(arithmetic, convention) for arithmetic in Arithmetic)
+        return {
+            f"gradgrad:{name}": self._expected(f"gradgrad:{name}", value[name], majorant[name])
+            for name in value
+        }
+
+    def _forward(self, arithmetic: Arithmetic, convention: str) -> tuple[Tensor, Tensors]:
+        leaves = {
+            name: tensor.detach().requires_grad_(name in self.differentiable)
+            for name, tensor in self._wide.items()
+        }
+        return self.operator.oracle(self.case, leaves, arithmetic, convention), leaves
+
+    def _first_order(self, arithmetic: Arithmetic, convention: str) -> tuple[Tensors, Tensors, Tensor]:
+        out, leaves = self._forward(arithmetic, convention)
+        cotangent = self.grad_output.double().requires_grad_()
+        gradients = torch.autograd.grad(
+            out,
+            [leaves[name] for name in self.differentiable],
+            arithmetic.of(cotangent),
+            create_graph=True,
+        )
+        return dict(zip(self.differentiable, gradients, strict=True)), leaves, cotangent
+
+    def _second_order(self, arithmetic: Arithmetic, convention: str) -> Tensors:
+        gradients, leaves, cotangent = self._first_order(arithmetic, convention)
+        pairing = pair_up(gradients, {n: arithmetic.of(g.double()) for n, g in self.grad_gradients.items()})
+        names = (*self.differentiable, "grad_output")
+        by = [*(leaves[name] for name in self.differentiable), cotangent]
+        second = torch.autograd.grad(pairing, by, materialize_grads=True, allow_unused=True)
+        return dict(zip(names, second, strict=True))
+
+    def _expected(self, quantity: str, value: Tensor, majorant: Tensor) -> Expected:
+        kind, _, name = quantity.partition(":")
+        if kind == "gradgrad":
+            # Two first-order passes in a row, over the longest of their sums.
+            roundings = 2 * max(self.roundings.values())
+        else:
+            roundings = self.roundings[quantity]
+        return Expected(value, majorant, roundings, exact=self._is_exact(majorant))
+
+    def _is_exact(self, majorant: Tensor) -> bool:
+        quantum = self.operator.quantum(self.case)
+        if quantum == 0 or majorant.numel() == 0:
+            return False
+        # No sum of multiples of the quantum needs more bits than the accumulation dtype has.
+        return float(majorant.max()) * unit_roundoff(accumulation_dtype(self.dtype)) < quantum
+
+
+def pair_up(gradients: Gradients | Tensors, cotangents: Tensors) -> Tensor:
+    """The sum over all inputs of <gradient, cotangent>; inputs without a gradient add nothing."""
+    products = [
+        (gradient * cotangents[name]).sum() for name, gradient in gradients.items() if gradient is not None
+    ]
+    return torch.stack(products).sum()

@@ -1,0 +1,189 @@
+"""The pytest plugin behind `pytest conformance/`: one Run, from the options to the written report."""
+
+from __future__ import annotations
+
+import datetime
+import os
+import platform
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from cases.case import Case
+from cases.operator import parse_case
+from cases.sweep import sweep
+from conformance import ledger as ledgers
+from conformance.bench import Bench
+from conformance.providers import registry
+from reports.store import RunFolder
+
+RUN = pytest.StashKey["Run"]()
+FOLDER = Path(__file__).parent
+
+
+class Run:
+    """A run of the suite in this process: its providers, cases, ledger and folder.
+
+    Under pytest-xdist the controller chooses the folder and the cases, and each worker appends records of its own.
+    """
+
+    def __init__(self, config: pytest.Config) -> None:
+        self.config = config
+        self.started = _now()
+        self.worker_input: dict[str, Any] | None = getattr(config, "workerinput", None)
+        self.ledger = ledgers.read([ledgers.LEDGER, *map(Path, config.getoption("--ledger"))])
+        self.providers = [registry.load(provider) for provider in self._wanted_providers()]
+        self.versions = {loaded.name: loaded.version for loaded in self.providers if not loaded.unavailable}
+        self._require()
+        if self.worker_input is None:
+            self.cases = self._choose_cases()
+            self.folder = RunFolder.create(config.rootpath / "reports" / "runs")
+            self.folder.describe(self._description())
+        else:
+            self.cases = [parse_case(case_id) for case_id in self.worker_input["gradparity_cases"]]
+            self.folder = RunFolder(
+                self.worker_input["gradparity_folder"], worker=self.worker_input["workerid"]
+            )
+        self.bench = Bench(self.providers, self.ledger, self.folder.append)
+        self._summary: list[str] = []
+
+    def _wanted_providers(self) -> list[Any]:
+        without = self.config.getoption("--without")
+        providers = [*registry.built_in(), *map(registry.from_spec, self.config.getoption("--provider"))]
+        names = [provider.name for provider in providers]
+        if unknown := set(without) - set(names):
+            raise ValueError(f"--without: no provider {sorted(unknown)[0]!r}, there are {', '.join(names)}")
+        if repeated := {name for name in names if names.count(name) > 1}:
+            raise ValueError(f"--provider: the name {sorted(repeated)[0]!r} is taken")
+        return [provider for provider in providers if provider.name not in without]
+
+    def _require(self) -> None:
+        required = [name for text in self.config.getoption("--require") for name in text.split(",")]
+        reasons = {loaded.name: loaded.unavailable for loaded in self.providers}
+        for name in required:
+            if reason := reasons.get(name, "there is no such provider in this run"):
+                raise ValueError(f"--require: {name} is not available: {reason}")
+
+    def _choose_cases(self) -> list[Case]:
+        if chosen := self.config.getoption("--case"):
+            return list(dict.fromkeys(map(parse_case, chosen)))
+        swept = sweep(self.config.getoption("--tier"))
+        return list(dict.fromkeys([*swept, *self.ledger.cases(self.versions)]))
+
+    def _description(self) -> dict[str, Any]:
+        return {
+            "tier": "chosen cases" if self.config.getoption("--case") else self.config.getoption("--tier"),
+            "command": shlex.join(["pytest", *self.config.invocation_params.args]),
+            "started": self.started,
+            "versions": {"python": platform.python_version(), "torch": torch.__version__, **self.versions},
+            "machine": {
+                "system": platform.platform(),
+                "processor": platform.machine(),
+                "cores": str(os.cpu_count()),
+                "devices": ", ".join(sorted({case.device for case in self.cases})),
+            },
+            "providers": [
+                {
+                    "name": loaded.name,
+                    "version": loaded.version,
+                    "available": not loaded.unavailable,
+                    "reason": loaded.unavailable,
+                }
+                for loaded in self.providers
+            ],
+            "ledger": {
+                entry.id: {"reason": entry.reason, "link": entry.link} for entry in self.ledger.entries
+            },
+        }
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_configure_node(self, node: Any) -> None:
+        """Tells an xdist worker which cases there are and where its records go."""
+        node.workerinput["gradparity_cases"] = [case.id for case in self.cases]
+        node.workerinput["gradparity_folder"] = str(self.folder.path)
+
+    @pytest.hookimpl(trylast=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        """All questions about a case come in a row, so that they share its oracle."""
+        position = {case: number for number, case in enumerate(self.cases)}
+        items.sort(key=lambda item: position.get(_case_of(item), -1))
+
+    def pytest_sessionfinish(self, session: pytest.Session) -> None:
+        """Merges the records, writes the report, and fails the run for a ledger entry that no longer holds."""
+        self.folder.close()
+        if self.worker_input is None and not self.config.getoption("collectonly"):
+            self._summary = list(self._finish())
+            if self._stale and session.exitstatus == pytest.ExitCode.OK:
+                session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+    def _finish(self) -> Iterator[str]:
+        # pandas and jinja2 are needed here only.
+        from reports import render, store, tables
+
+        description = {**self._description(), "finished": _now()}
+        table = self.folder.merge(description)
+        asked = set(zip(table["provider"], table["case"], strict=True))
+        stale = self.ledger.stale(self.versions, asked, set(table["ledger"]))
+        self._stale = [
+            f"ledger: {entry.id} no longer holds: {entry.provider} does not diverge on {entry.case}"
+            for entry in stale
+        ]
+        table = self.folder.merge({**description, "stale_ledger": self._stale})
+        page = render.write_report(self.folder.path)
+        said = store.read_description(self.folder.path)
+        yield tables.verdict(table, said).sentence
+        yield from self._stale
+        yield "Not compared:"
+        yield from (
+            f"  {sentence}" for sentence in tables.not_compared(table, said) or ["nothing was left out"]
+        )
+        yield f"Report: {page}"
+        yield f"        {page.with_name('report.md')}"
+
+    def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
+        """Says what came out, what was not compared, and where the report is."""
+        if self._summary:
+            terminalreporter.section("gradparity")
+            for line in self._summary:
+                terminalreporter.write_line(line)
+
+
+def is_asked_for(config: pytest.Config) -> bool:
+    """Whether this pytest run is about the conformance folder at all."""
+    for argument in config.args:
+        path = (config.invocation_params.dir / argument.split("::")[0]).resolve()
+        if path == FOLDER or FOLDER in path.parents or path in FOLDER.parents:
+            return True
+    return False
+
+
+def start(config: pytest.Config) -> None:
+    """Starts a run when the conformance folder is asked for; wrong options end pytest with one sentence."""
+    if not is_asked_for(config) or config.getoption("help", False):
+        return
+    if getattr(config.option, "dist", "no") == "load":
+        # Neighbouring items share an oracle; only work stealing keeps them in one worker.
+        config.option.dist = "worksteal"
+    try:
+        run = Run(config)
+    except ValueError as error:
+        raise pytest.UsageError(str(error)) from error
+    config.stash[RUN] = run
+    config.pluginmanager.register(run, "gradparity-run")
+    # Two workers with two threads each would fight for two cores.
+    if run.worker_input is not None:
+        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(run.worker_input["workercount"])))
+
+
+def _case_of(item: pytest.Item) -> Case | None:
+    callspec = getattr(item, "callspec", None)
+    case: Case | None = callspec.params.get("case") if callspec else None
+    return case
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")

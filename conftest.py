@@ -1,0 +1,44 @@
+"""Options and fixtures of `pytest conformance/`."""
+
+from __future__ import annotations
+
+import pytest
+
+from cases.sweep import TIERS
+from conformance import plugin
+from conformance.bench import Bench
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The suite's own options."""
+    group = parser.getgroup("gradparity", "gradient parity")
+    group.addoption("--tier", choices=TIERS, default="default", help="how much to sweep (default: default)")
+    group.addoption("--case", action="append", default=[], metavar="ID", help="run exactly this case")
+    group.addoption(
+        "--provider", action="append", default=[], metavar="MODULE:ATTRIBUTE", help="judge this one as well"
+    )
+    group.addoption("--without", action="append", default=[], metavar="NAME", help="leave this provider out")
+    group.addoption(
+        "--require", action="append", default=[], metavar="NAMES", help="fail unless these can be compared"
+    )
+    group.addoption(
+        "--ledger", action="append", default=[], metavar="FILE", help="known divergences beside the project's"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Starts a run when the conformance folder is what pytest was asked for."""
+    plugin.start(config)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """One item for each case that a question asks about."""
+    if "case" in metafunc.fixturenames and plugin.RUN in metafunc.config.stash:
+        cases = filter(metafunc.module.asks, metafunc.config.stash[plugin.RUN].cases)
+        metafunc.parametrize("case", list(cases), ids=str)
+
+
+@pytest.fixture(scope="session")
+def bench(pytestconfig: pytest.Config) -> Bench:
+    """Where questions are put to the providers."""
+    return pytestconfig.stash[plugin.RUN].bench

@@ -1,0 +1,320 @@
+"""Every wrong argument gets one sentence that names it, from the function and the raw operator alike."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from kernels import (
+    DeformConv2d,
+    DeformConv2dPack,
+    ModulatedDeformConv2dPack,
+    RoIAlign,
+    composite,
+    deform_conv2d,
+    library,
+    roi_align,
+)
+
+GOOD: dict[str, Any] = {
+    "input": torch.zeros(2, 6, 5, 4),
+    "offset": torch.zeros(2, 3 * 2 * 6, 4, 4),
+    "weight": torch.zeros(4, 3, 2, 3),
+    "bias": torch.zeros(4),
+    "padding": (0, 1),
+    "mask": torch.zeros(2, 3 * 6, 4, 4),
+}
+
+WRONG_DEFORM_CONV2D: list[tuple[dict[str, Any], type[Exception], str]] = [
+    ({"input": [1.0]}, TypeError, "input must be a tensor, got list"),
+    (
+        {"input": GOOD["input"].to_sparse()},
+        TypeError,
+        "input must be a strided tensor, got layout torch.sparse_coo",
+    ),
+    (
+        {"input": torch.zeros(6, 5, 4)},
+        ValueError,
+        "input must have 4 dimensions (N, C, H, W), got shape (6, 5, 4)",
+    ),
+    (
+        {"input": torch.zeros(2, 6, 5, 4, dtype=torch.int64)},
+        TypeError,
+        "input must be float64, float32, float16",
+    ),
+    (
+        {"input": torch.zeros(2, 6, 5, 4, dtype=torch.complex64)},
+        TypeError,
+        "input must be float64, float32, float16",
+    ),
+    ({"input": torch.zeros(2, 0, 5, 4)}, ValueError, "input must have C, H and W of at least 1"),
+    ({"input": torch.zeros(2, 6, 0, 4)}, ValueError, "input must have C, H and W of at least 1"),
+    (
+        {"input": torch.zeros(2, 4, 5, 4)},
+        ValueError,
+        "weight's dimension 1 (C/groups) must divide the 4 channels",
+    ),
+    (
+        {"input": torch.zeros(3, 6, 5, 4)},
+        ValueError,
+        "offset must have shape (3, 36, 4, 4), got (2, 36, 4, 4)",
+    ),
+    ({"offset": None}, TypeError, "offset must be a tensor, got NoneType"),
+    (
+        {"offset": torch.zeros(2, 36, 4, 4).double()},
+        TypeError,
+        "offset must have input's dtype torch.float32, got",
+    ),
+    (
+        {"offset": torch.zeros(2, 36, 4, 4, device="meta")},
+        ValueError,
+        "offset must be on input's device cpu, got",
+    ),
+    (
+        {"offset": torch.zeros(2, 36, 4)},
+        ValueError,
+        "offset must have 4 dimensions (N, 2*OG*kh*kw, oh, ow), got",
+    ),
+    (
+        {"offset": torch.zeros(2, 35, 4, 4)},
+        ValueError,
+        "offset's dimension 1 must be 2*OG*2*3 with OG a divisor",
+    ),
+    (
+        {"offset": torch.zeros(2, 0, 4, 4)},
+        ValueError,
+        "offset's dimension 1 must be 2*OG*2*3 with OG a divisor",
+    ),
+    ({"offset": torch.zeros(2, 48, 4, 4)}, ValueError, "of the 6 channels of input, got 48"),
+    (
+        {"offset": torch.zeros(2, 36, 4, 5)},
+        ValueError,
+        "offset must have shape (2, 36, 4, 4), got (2, 36, 4, 5)",
+    ),
+    (
+        {"weight": torch.zeros(4, 3, 2)},
+        ValueError,
+        "weight must have 4 dimensions (O, C/groups, kh, kw), got",
+    ),
+    (
+        {"weight": torch.zeros(4, 4, 2, 3)},
+        ValueError,
+        "weight's dimension 1 (C/groups) must divide the 6 channels",
+    ),
+    ({"weight": torch.zeros(4, 0, 2, 3)}, ValueError, "weight must not have an empty dimension"),
+    (
+        {"weight": torch.zeros(5, 3, 2, 3)},
+        ValueError,
+        "weight's dimension 0 (O) must be a multiple of the 2 groups",
+    ),
+    ({"weight": torch.zeros(4, 3, 6, 3)}, ValueError, "input of 5 x 4 is too small for weight's kernel"),
+    (
+        {"weight": torch.zeros(4, 3, 2, 3).half()},
+        TypeError,
+        "weight must have input's dtype torch.float32, got",
+    ),
+    ({"bias": torch.zeros(3)}, ValueError, "bias must have weight's 4 output channels, got shape"),
+    ({"bias": torch.zeros(4, 1)}, ValueError, "bias must have 1 dimension (O,), got shape (4, 1)"),
+    (
+        {"bias": torch.zeros(4).double()},
+        TypeError,
+        "bias must have input's dtype torch.float32, got torch.float64",
+    ),
+    ({"mask": torch.zeros(2, 6, 4, 4)}, ValueError, "mask must have shape (2, 18, 4, 4), got (2, 6, 4, 4)"),
+    ({"mask": torch.zeros(18, 4, 4)}, ValueError, "mask must have 4 dimensions (N, OG*kh*kw, oh, ow), got"),
+    (
+        {"mask": torch.zeros(2, 18, 4, 4).double()},
+        TypeError,
+        "mask must have input's dtype torch.float32, got",
+    ),
+    ({"stride": 0}, ValueError, "stride must be at least 1, got 0"),
+    ({"stride": (1, 2, 3)}, TypeError, "stride must be an int or a pair of ints, got (1, 2, 3)"),
+    ({"stride": 1.5}, TypeError, "stride must be an int or a pair of ints, got 1.5"),
+    ({"padding": (-1, 0)}, ValueError, "padding must be at least 0, got (-1, 0)"),
+    ({"padding": 2**40}, ValueError, "padding must be below 2**31, got"),
+    ({"padding": "same"}, TypeError, "padding must be an int or a pair of ints, got 'same'"),
+    ({"dilation": (1, 0)}, ValueError, "dilation must be at least 1, got (1, 0)"),
+    ({"boundary": "torchvision"}, ValueError, 'boundary must be "open" or "closed", got \'torchvision\''),
+    ({"boundary": None}, ValueError, 'boundary must be "open" or "closed", got None'),
+]
+
+
+@pytest.mark.parametrize("function", [deform_conv2d, composite.deform_conv2d])
+@pytest.mark.parametrize(("change", "error", "sentence"), WRONG_DEFORM_CONV2D)
+def test_deform_conv2d(
+    function: Callable[..., Tensor], change: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    function(**GOOD)
+    with pytest.raises(error, match=re.escape(sentence)) as caught:
+        function(**{**GOOD, **change})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (change, error)
+        for change, error, _ in WRONG_DEFORM_CONV2D
+        if all(isinstance(v, Tensor) and not v.is_meta and not v.is_sparse for v in change.values())
+    ],
+)
+def test_the_raw_deform_conv2d_is_safe_alone(change: dict[str, Any], error: type[Exception]) -> None:
+    library.load()
+    values = {**GOOD, **change}
+    tensors = [values[name] for name in ("input", "offset", "weight", "mask")]
+    window = ((1, 1), (0, 1), (1, 1), False)
+    with pytest.raises((error, NotImplementedError)):
+        torch.ops.gradparity.deform_conv2d(*tensors, values["bias"], *window)
+    if "bias" not in change:
+        grad = torch.zeros(2, 4, 4, 4)
+        with pytest.raises((error, NotImplementedError)):
+            torch.ops.gradparity.deform_conv2d_backward(grad, *tensors, *window, [True] * 4)
+
+
+@pytest.mark.parametrize(
+    "window", [((0, 1), (0, 1), (1, 1)), ((1, 1), (0, -1), (1, 1)), ((1, 1), (0, 1), (2**62, 1))]
+)
+def test_the_raw_windows_are_safe_alone(window: tuple[tuple[int, int], ...]) -> None:
+    library.load()
+    tensors = [GOOD[name] for name in ("input", "offset", "weight", "mask", "bias")]
+    with pytest.raises(ValueError, match="must be at least"):
+        torch.ops.gradparity.deform_conv2d(*tensors, *window, False)
+
+
+@pytest.mark.parametrize(
+    "grad", [torch.zeros(2, 4, 4, 3), torch.zeros(2, 4, 4), torch.zeros(2, 4, 4, 4).double()]
+)
+def test_the_raw_backward_checks_the_gradient(grad: Tensor) -> None:
+    library.load()
+    tensors = [GOOD[name] for name in ("input", "offset", "weight", "mask")]
+    with pytest.raises((ValueError, TypeError), match="grad must"):
+        torch.ops.gradparity.deform_conv2d_backward(grad, *tensors, (1, 1), (0, 1), (1, 1), False, [True] * 4)
+
+
+IMAGE = torch.zeros(2, 3, 5, 4)
+BOXES = torch.tensor([[1, 0.0, 0.0, 2.0, 2.0]])
+
+WRONG_ROI_ALIGN: list[tuple[dict[str, Any], type[Exception], str]] = [
+    (
+        {"input": torch.zeros(3, 5, 4)},
+        ValueError,
+        "input must have 4 dimensions (N, C, H, W), got shape (3, 5, 4)",
+    ),
+    ({"input": torch.zeros(2, 3, 5, 0)}, ValueError, "input must have C, H and W of at least 1"),
+    (
+        {"boxes": torch.zeros(1, 4)},
+        ValueError,
+        "boxes must have shape (K, 5): batch index, x1, y1, x2, y2; got (1, 4)",
+    ),
+    ({"boxes": torch.zeros(5)}, ValueError, "boxes must have 2 dimensions (K, 5), got shape (5,)"),
+    ({"boxes": BOXES.double()}, TypeError, "boxes must have input's dtype torch.float32, got torch.float64"),
+    (
+        {"boxes": BOXES + torch.tensor([1.0, 0, 0, 0, 0])},
+        ValueError,
+        "batch indices that are integers from 0 to 1, got 2",
+    ),
+    (
+        {"boxes": BOXES - torch.tensor([2.0, 0, 0, 0, 0])},
+        ValueError,
+        "batch indices that are integers from 0 to 1, got -1",
+    ),
+    (
+        {"boxes": BOXES - torch.tensor([0.5, 0, 0, 0, 0])},
+        ValueError,
+        "batch indices that are integers from 0 to 1, got 0.5",
+    ),
+    (
+        {"boxes": BOXES * torch.tensor([float("nan"), 0, 0, 0, 0])},
+        ValueError,
+        "batch indices that are integers",
+    ),
+    ({"boxes": BOXES * torch.tensor([1e30, 0, 0, 0, 0])}, ValueError, "batch indices that are integers"),
+    (
+        {"boxes": [torch.zeros(1, 4)]},
+        ValueError,
+        "boxes must be a list with one tensor for each of the 2 images, got 1",
+    ),
+    (
+        {"boxes": [torch.zeros(1, 4), torch.zeros(1, 5)]},
+        ValueError,
+        "boxes[1] must have shape (L, 4): x1, y1, x2, y2; got",
+    ),
+    ({"boxes": [torch.zeros(1, 4), 3]}, TypeError, "boxes[1] must be a tensor, got int"),
+    ({"boxes": None}, TypeError, "boxes must be a tensor, got NoneType"),
+    ({"output_size": 0}, ValueError, "output_size must be at least 1, got 0"),
+    ({"output_size": (7, 7.0)}, TypeError, "output_size must be an int or a pair of ints, got (7, 7.0)"),
+    ({"spatial_scale": 0.0}, ValueError, "spatial_scale must be positive and finite, got 0.0"),
+    ({"spatial_scale": float("nan")}, ValueError, "spatial_scale must be positive and finite, got nan"),
+    ({"spatial_scale": "1"}, TypeError, "spatial_scale must be a number, got '1'"),
+    ({"sampling_ratio": 2.0}, TypeError, "sampling_ratio must be an int, got 2.0"),
+    ({"sampling_ratio": 2**31}, ValueError, "sampling_ratio must be below 2**31, got"),
+    ({"aligned": 1}, TypeError, "aligned must be a bool, got 1"),
+]
+
+
+@pytest.mark.parametrize("function", [roi_align, composite.roi_align])
+@pytest.mark.parametrize(("change", "error", "sentence"), WRONG_ROI_ALIGN)
+def test_roi_align(
+    function: Callable[..., Tensor], change: dict[str, Any], error: type[Exception], sentence: str
+) -> None:
+    good = {"input": IMAGE, "boxes": BOXES, "output_size": 2}
+    function(**good)
+    with pytest.raises(error, match=re.escape(sentence)) as caught:
+        function(**{**good, **change})
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        (IMAGE, BOXES[:, :4], (2, 2), 1.0, -1, False),
+        (IMAGE, BOXES.double(), (2, 2), 1.0, -1, False),
+        (IMAGE, BOXES, (0, 2), 1.0, -1, False),
+        (IMAGE, BOXES * 1e30, (2, 2), 1.0, -1, False),
+        (IMAGE, BOXES, (2, 2), float("inf"), -1, False),
+        (IMAGE, BOXES, (2, 2), 1.0, 2**31, False),
+        (IMAGE[:, :0], BOXES, (2, 2), 1.0, -1, False),
+    ],
+)
+def test_the_raw_roi_align_is_safe_alone(arguments: tuple[Any, ...]) -> None:
+    library.load()
+    image, boxes, size, *rest = arguments
+    with pytest.raises((ValueError, TypeError)):
+        torch.ops.gradparity.roi_align(*arguments)
+    grad = torch.zeros(1, image.shape[1], *size)
+    with pytest.raises((ValueError, TypeError)):
+        torch.ops.gradparity.roi_align_backward(grad, boxes, image.shape, size, *rest)
+
+
+@pytest.mark.parametrize(
+    "grad", [torch.zeros(1, 3, 2, 1), torch.zeros(3, 2, 2), torch.zeros(1, 3, 2, 2).double()]
+)
+def test_the_raw_roi_align_backward_checks_the_gradient(grad: Tensor) -> None:
+    library.load()
+    with pytest.raises((ValueError, TypeError), match="grad must"):
+        torch.ops.gradparity.roi_align_backward(grad, BOXES, IMAGE.shape, (2, 2), 1.0, -1, False)
+
+
+@pytest.mark.parametrize(
+    ("make", "error", "sentence"),
+    [
+        (lambda: DeformConv2d(3, 4, 3, groups=2), ValueError, "in_channels must be a multiple of groups 2"),
+        (lambda: DeformConv2d(4, 3, 3, groups=2), ValueError, "out_channels must be a multiple of groups 2"),
+        (lambda: DeformConv2d(4, 4, 0), ValueError, "kernel_size must be at least 1, got 0"),
+        (lambda: DeformConv2d(4, 4, 3, boundary="half"), ValueError, 'boundary must be "open" or "closed"'),
+        (lambda: DeformConv2dPack(4, 4, 3, bias=True), ValueError, "bias must be False"),
+        (lambda: DeformConv2dPack(4, 4, 3, deform_groups=3), ValueError, "deform_groups must divide the 4"),
+        (lambda: ModulatedDeformConv2dPack(0, 4, 3), ValueError, "in_channels must be at least 1, got 0"),
+        (lambda: ModulatedDeformConv2dPack(4, True, 3), TypeError, "out_channels must be an int, got True"),
+        (lambda: RoIAlign(0, 1.0, 2)(IMAGE, BOXES), ValueError, "output_size must be at least 1, got 0"),
+        (lambda: ModulatedDeformConv2dPack(3, 4, 3)(IMAGE[0]), ValueError, "input must have 4 dimensions"),
+    ],
+)
+def test_modules(make: Callable[[], nn.Module], error: type[Exception], sentence: str) -> None:
+    with pytest.raises(error, match=re.escape(sentence)):
+        make()
