@@ -89,6 +89,8 @@ class Operator(Generic[C]):
     axes: ClassVar[Mapping[str, Sequence[Value]]]
     smoke_axes: ClassVar[Mapping[str, Sequence[Value]]]
     boundary_axis: ClassVar[str] = "offsets"
+    # Values with which nothing is computed; a few cases have them, not every second one.
+    void: ClassVar[Mapping[str, Value]]
     is_module: ClassVar[bool] = False
     # Tensors that a case may lack, and that an implementation is then given as None.
     optional: ClassVar[tuple[str, ...]] = ()

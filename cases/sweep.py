@@ -44,6 +44,8 @@ def sweep(tier: str) -> list[Case]:
 def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
     axes = {**(operator.smoke_axes if tier == "smoke" else operator.axes), "device": devices()}
     boundaries = operator.axes[operator.boundary_axis]
+    for axis, value in operator.void.items():
+        yield from covering_array(operator, {**operator.smoke_axes, axis: (value,)}, 1)
     if tier == "smoke":
         yield from covering_array(operator, {**axes, operator.boundary_axis: boundaries}, _STRENGTH[tier])
         return

@@ -6,6 +6,7 @@ never pickled. A signal and a hang become exceptions of the parent.
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import os
 import signal
@@ -55,6 +56,8 @@ def run_isolated(
 
 def _run_child(compute: Callable[[], dict[str, Tensor | None]], folder: Path) -> None:
     try:
+        # A crash is a result here, not something to be told on the terminal.
+        faulthandler.disable()
         # A forked child has none of its parent's threads; a second one here would wait for them forever.
         torch.set_num_threads(1)
         outcome = _write(compute, folder)

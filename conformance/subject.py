@@ -69,12 +69,13 @@ class Subject:
         grad_gradients = {
             name: tensor.to(cotangent.device) for name, tensor in self.expectation.grad_gradients.items()
         }
-        names = self.expectation.differentiable
-        pairing = pair_up(gradients, grad_gradients)
-        second = torch.autograd.grad(
-            pairing, [*(leaves[name] for name in names), cotangent], allow_unused=True, materialize_grads=True
-        )
-        return dict(zip((f"gradgrad:{name}" for name in (*names, "grad_output")), second, strict=True))
+        # backward() runs the whole graph: a node that refuses says so, where grad() would go around it.
+        pair_up(gradients, grad_gradients).backward()
+        by = {**{name: leaves[name] for name in self.expectation.differentiable}, "grad_output": cotangent}
+        return {
+            f"gradgrad:{name}": torch.zeros_like(tensor) if tensor.grad is None else tensor.grad
+            for name, tensor in by.items()
+        }
 
     def _first_order(self, create_graph: bool) -> tuple[Gradients, Tensors, Tensor]:
         leaves = self.leaves()

@@ -6,13 +6,13 @@ PyTorch's own gradcheck and gradgradcheck: evidence that shares nothing with the
 import pytest
 import torch
 from torch import Tensor
+from torch.autograd.gradcheck import GradcheckError
 
 from cases.case import Case
 from cases.coordinates import SMOOTH
 from cases.operator import all_operators
 from conformance.bench import Bench, expectation_of
 from conformance.subject import Subject
-
 
 # A failing fast check is told in full by the slow one, whose cost grows with the square of this.
 LARGEST_INPUT = 600
@@ -53,6 +53,6 @@ def _fault(check: object, subject: Subject) -> str:
 
     try:
         check(function, tuple(leaves.values()), fast_mode=True)  # type: ignore[operator]
-    except torch.autograd.gradcheck.GradcheckError as error:
+    except GradcheckError as error:
         return str(error).strip().split("\n")[0]
     return ""

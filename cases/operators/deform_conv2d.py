@@ -59,6 +59,12 @@ class DeformConv2dCase(Case):
         return self.offsets
 
     @property
+    def hostile(self) -> bool:
+        # mmcv floors float64 coordinates in float32 and then reads and writes past the image.
+        past_the_image = self.dtype == "float64" and self.offsets.startswith("inside_edge")
+        return past_the_image or super().hostile
+
+    @property
     def output_size(self) -> Pair:
         """(oh, ow) of the output."""
         height, width = (
@@ -264,10 +270,11 @@ class DeformConv2d(Operator[DeformConv2dCase]):
     case_type = DeformConv2dCase
     conventions = ("open", "closed")
     optional = ("bias", "mask")
+    void: ClassVar[dict[str, Any]] = {"batch": 0}
     axes: ClassVar[dict[str, Any]] = {
         "offsets": BOUNDARIES,
         "dtype": tuple(DTYPES),
-        "batch": (2, 1, 0, 3, 33, 64),
+        "batch": (2, 1, 3, 33, 64),
         "in_channels": (4, 1, 2, 6, 12),
         "out_channels": (4, 1, 2, 6),
         "size": ((5, 6), (4, 7), (8, 3), (1, 5), (6, 1), (2, 2)),
@@ -285,7 +292,7 @@ class DeformConv2d(Operator[DeformConv2dCase]):
     }
     smoke_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float64", "float32"),
-        "batch": (2, 0, 33),
+        "batch": (2, 33),
         "in_channels": (4, 6),
         "out_channels": (4, 2),
         "size": ((5, 6), (4, 7)),

@@ -66,11 +66,12 @@ class DeformConv2dPack(Operator[PackCase]):
     case_type: type[PackCase] = PackCase
     is_module = True
     conventions = ("open", "closed")
+    void: ClassVar[dict[str, Any]] = {"batch": 0}
     outputs_per_sample: ClassVar[int] = 2
     axes: ClassVar[dict[str, Any]] = {
         "offsets": ("zero", "mixed"),
         "dtype": ("float64", "float32"),
-        "batch": (2, 1, 0, 33),
+        "batch": (2, 1, 33),
         "in_channels": (4, 2, 6),
         "out_channels": (4, 2),
         "size": ((5, 6), (4, 7), (1, 5)),

@@ -157,13 +157,14 @@ class RoIAlign(Operator[RoIAlignCase]):
     case_type = RoIAlignCase
     conventions = ("closed",)
     boundary_axis = "boxes"
+    void: ClassVar[dict[str, Any]] = {"rois": 0}
     axes: ClassVar[dict[str, Any]] = {
         "boxes": BOXES,
         "dtype": tuple(DTYPES),
         "batch": (2, 1, 3, 33),
         "channels": (3, 1, 5),
         "size": ((7, 9), (8, 5), (1, 6), (2, 2), (16, 12)),
-        "rois": (4, 1, 0, 7),
+        "rois": (4, 1, 7),
         "output_size": ((2, 3), (1, 1), (3, 2), (7, 7)),
         "scale": (0, 1, 2, 4),
         "sampling_ratio": (2, 0, 1, 3, 4),
@@ -177,7 +178,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "batch": (2, 33),
         "channels": (3,),
         "size": ((7, 9), (8, 5)),
-        "rois": (4, 0),
+        "rois": (4,),
         "output_size": ((2, 3), (3, 2)),
         "scale": (0, 2),
         "sampling_ratio": (2, 0, 1),
