@@ -64,5 +64,5 @@ def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
     """The unit in the last place of ``dtype`` at each value, in float64."""
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(values.abs().double())
-    spacing = torch.ldexp(torch.tensor(info.eps, dtype=torch.float64), exponent - 1)
+    spacing = torch.ldexp(torch.full_like(values, info.eps, dtype=torch.float64), exponent - 1)
     return spacing.clamp(min=info.smallest_normal * info.eps)

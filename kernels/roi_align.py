@@ -36,8 +36,8 @@ def roi_align(
         sampling_ratio: samples per bin along each axis; 0 and below mean ceil(box size / bins).
         aligned: whether pixel centres lie at half-integers. Without it, a box is at least one pixel large.
 
-    A sample at a position that is NaN or infinite lies outside and is 0. So is a bin without samples, or
-    with more than the dtype can count: an adaptive box that is inverted, empty, infinite, or of 1e30 pixels.
+    A box with a NaN or an infinity has no samples, and a bin without samples is 0. So is one with more samples
+    than the dtype can count: an adaptive box of 1e30 pixels.
 
     Returns:
         (K, C, rows, columns), contiguous, in input's dtype.

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from cases.case import Case
 from cases.coordinates import classify
-from cases.data import DATA_SETS, draw
+from cases.data import draw, draw_image
 from cases.dtypes import DTYPES, accumulation_dtype
 from cases.layouts import LAYOUTS, lay_out
 from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, one_of
@@ -171,7 +171,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "aligned": (True, False),
         "layout": LAYOUTS,
         "grad_layout": LAYOUTS,
-        "data": DATA_SETS,
+        "data": ("real", "integer"),
     }
     smoke_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float64", "float32"),
@@ -185,7 +185,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "aligned": (True, False),
         "layout": ("contiguous", "sliced", "channels_last"),
         "grad_layout": ("contiguous", "transposed"),
-        "data": DATA_SETS,
+        "data": ("real", "integer"),
     }
 
     def constraints(self) -> tuple[Constraint[RoIAlignCase], ...]:
@@ -200,7 +200,7 @@ class RoIAlign(Operator[RoIAlignCase]):
 
     def sample(self, case: RoIAlignCase) -> Tensors:
         random = case.generator()
-        image = draw(case, random, (case.batch, case.channels, *case.size))
+        image = draw_image(case, random, (case.batch, case.channels, *case.size))
         rois = torch.zeros(case.rois, 5, dtype=DTYPES[case.dtype])
         for roi in rois:
             roi[0] = int(random.integers(case.batch))

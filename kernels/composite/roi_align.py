@@ -94,9 +94,12 @@ class _Axis:
     ) -> None:
         size = end - start
         if not aligned:
-            size = torch.where(size < 1, 1, size)  # unlike clamp_min, the same for NaN in every kernel
+            size = size.clamp_min(1)
+        finite = torch.isfinite(start) & torch.isfinite(end)
+        start, size = torch.where(finite, start, 0), torch.where(finite, size, 0)
         bin_size = size / bins
-        self.grid = torch.full_like(size, sampling_ratio) if sampling_ratio > 0 else bin_size.ceil()
+        grid = torch.full_like(size, sampling_ratio) if sampling_ratio > 0 else bin_size.ceil()
+        self.grid = torch.where(finite, grid, 0)
         bin_start = (
             start[:, None] + torch.arange(bins, device=start.device, dtype=start.dtype) * bin_size[:, None]
         )

@@ -8,7 +8,8 @@
 namespace gradparity {
 
 // A box along one axis, in pixels: `bins` bins of `bin_size`, each with `grid` samples.
-// `grid` is a whole number in floating point, because a box of 1e30 pixels has more than an int holds.
+// `grid` is a whole number in floating point, because a box of 1e30 pixels has more than an int holds. It is 0,
+// so that nothing is sampled, for a box that is not finite.
 template <typename T>
 struct BoxAxis {
   T start, bin_size, grid;
@@ -18,8 +19,11 @@ template <typename T>
 GRADPARITY_DEVICE BoxAxis<T> box_axis(
     T low, T high, int64_t bins, T spatial_scale, int64_t sampling_ratio, bool aligned) {
   const T shift = aligned ? T(0.5) : T(0);
-  const T start = low * spatial_scale - shift;
-  T size = (high * spatial_scale - shift) - start;
+  const T start = low * spatial_scale - shift, end = high * spatial_scale - shift;
+  if (!std::isfinite(start) || !std::isfinite(end)) {
+    return {T(0), T(0), T(0)};
+  }
+  T size = end - start;
   if (!aligned && size < T(1)) {
     size = T(1);
   }
@@ -83,10 +87,10 @@ struct Between {
 // Only for positions that count. They are clamped into the image.
 template <typename T>
 GRADPARITY_DEVICE Between<T> between(T position, int64_t length) {
-  if (position >= static_cast<T>(length - 1)) {
+  const T clamped = position > T(0) ? position : T(0);
+  if (clamped >= static_cast<T>(length - 1)) {
     return {length - 1, length - 1, T(1), T(0)};
   }
-  const T clamped = position > T(0) ? position : T(0);
   const T low = std::floor(clamped);
   const T fraction = clamped - low;
   const int64_t pixel = static_cast<int64_t>(low);
