@@ -29,6 +29,9 @@ NEIGHBOURS = tuple(
 # "zero" is a freshly initialised layer (all offsets 0), "mixed" draws a class for each sample.
 BOUNDARIES = (*CLASSES, *NEIGHBOURS, "zero", "mixed")
 
+# Classes in which a sample contributes nothing.
+VOIDING = ("edge_low", "edge_high", "outside", "outside_edge_ulp", "outside_edge_nano", "non_finite")
+
 # No finite-difference check can cross one of these.
 SMOOTH = ("interior", "rim", "outside")
 

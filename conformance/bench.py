@@ -26,6 +26,10 @@ _UNCLEAR = re.compile(r"INTERNAL ASSERT|std::|bad_alloc|^(MemoryError|IndexError
 _DIVERGENT = (Status.CONVENTION, Status.DEFECT, Status.CRASHED, Status.TIMED_OUT)
 
 
+class FaultFoundError(Exception):
+    """A check found something wrong; the message says what."""
+
+
 @dataclass(frozen=True)
 class _Answer:
     """What a provider computed, or the status and message of why it did not."""
@@ -73,22 +77,18 @@ class Bench:
 
     def check(self, question: str, case: Case, find_fault: Callable[[Subject], str]) -> list[str]:
         """Asks every provider something that is answered by a fault or an empty string."""
+
+        def compute(subject: Subject) -> Gradients:
+            if fault := find_fault(subject):
+                # An exception, because nothing else leaves the process that a hostile case runs in.
+                raise FaultFoundError(fault)
+            return {}
+
         expectation = expectation_of(case)
         records = []
         for loaded in self.providers:
-            faults: list[str] = []
-
-            def compute(subject: Subject, faults: list[str] = faults) -> Gradients:
-                faults.append(find_fault(subject))
-                return {}
-
             answer = _ask(loaded, expectation, compute)
-            record = self._blank(question, question, loaded, case, answer)
-            if answer.status is None:
-                record = replace(
-                    record, status=Status.DEFECT if faults[0] else Status.MATCH, message=faults[0]
-                )
-            records.append(record)
+            records.append(self._blank(question, question, loaded, case, answer))
         return self._book(case, records)
 
     def _blank(self, question: str, quantity: str, loaded: Loaded, case: Case, answer: _Answer) -> Record:
@@ -149,8 +149,10 @@ def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], 
         status, message = Status.TIMED_OUT, str(error)
     except Exception as error:
         message = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
+        found = message.startswith(FaultFoundError.__name__)
         promised = getattr(loaded.provider, "promises_everything", False)
-        status = Status.DEFECT if promised or _UNCLEAR.search(message) else Status.UNSUPPORTED
+        status = Status.DEFECT if found or promised or _UNCLEAR.search(message) else Status.UNSUPPORTED
+        message = message.removeprefix(f"{FaultFoundError.__name__}: ")
     return _Answer({}, time.perf_counter() - started, status, message.strip().split("\n")[0][:500])
 
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cases.case import Case
-from cases.coordinates import BOUNDARIES, add_rounded, classify, possible, sample_coordinates
+from cases.coordinates import BOUNDARIES, VOIDING, add_rounded, classify, possible, sample_coordinates
 from cases.data import draw, draw_image
 from cases.dtypes import DTYPES
 from cases.layouts import LAYOUTS, lay_out
@@ -138,7 +138,8 @@ def sample_offsets(case: DeformConv2dCase, random: np.random.Generator) -> np.nd
     """Offsets (N, OG, kh*kw, 2, oh, ow) that bring y, x or both of every sample into the case's class."""
     dtype = DTYPES[case.dtype]
     shape = (case.batch, case.offset_groups, case.taps, *case.output_size)
-    aims = random.integers(3, size=shape)
+    # 0 and 1 leave x or y beside the class, 2 puts both in it, 3 none: not every sample may come to nothing.
+    aims = random.integers(4 if case.offsets in VOIDING else 3, size=shape)
     offsets = []
     for axis, base in enumerate(base_coordinates(case)):
         length, bases = case.size[axis], np.broadcast_to(base, shape)
@@ -148,7 +149,7 @@ def sample_offsets(case: DeformConv2dCase, random: np.random.Generator) -> np.nd
         aimed = sample_coordinates(aimed_class, length, bases, dtype, random, quarters=quarters)
         beside = sample_coordinates(companion, length, bases, dtype, random, quarters=quarters)
         everywhere = case.offsets in ("zero", "mixed", "interior")
-        offsets.append(np.where((aims != axis) | everywhere, aimed, beside))
+        offsets.append(np.where(((aims != axis) & (aims != 3)) | everywhere, aimed, beside))
     return np.stack(offsets, axis=3)
 
 
@@ -176,9 +177,10 @@ def tents(coordinate: Tensor, inside: Tensor, length: int, arithmetic: Arithmeti
     left, right = (pixel == cell[..., None]).double(), (pixel == cell[..., None] + 1).double()
     weights = arithmetic.one_minus(fraction)[..., None] * left + fraction[..., None] * right
     if arithmetic is Arithmetic.MAJORANT:
-        # A weight is a difference of numbers up to 1 in size, and has their rounding however small it is.
-        between = (fraction.detach() != 0)[..., None]
-        weights = weights + between * (left + right) / BILINEAR_ROUNDINGS
+        # A weight is a difference of numbers of the coordinate's size, and has their rounding, however small it
+        # is; a coordinate that is an integer has none.
+        rounding = (fraction.detach() != 0) * (1 + safe.detach().abs()) / BILINEAR_ROUNDINGS
+        weights = weights + rounding[..., None] * (left + right)
     return weights * inside[..., None]
 
 
