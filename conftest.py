@@ -24,6 +24,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ledger", action="append", default=[], metavar="FILE", help="known divergences beside the project's"
     )
+    group.addoption("--runs", metavar="FOLDER", help="where the run's folder goes (default: reports/runs)")
 
 
 def pytest_configure(config: pytest.Config) -> None:

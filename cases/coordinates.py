@@ -52,7 +52,8 @@ def classify(y: Array, length: int) -> Array:
             whole,
         ]
     names = ["non_finite", "edge_low", "edge_high", "outside", "rim", "last_pixel", "integer"]
-    return np.select(conditions, names, default="interior")
+    classes: Array = np.select(conditions, names, default="interior")
+    return classes
 
 
 def possible(boundary: str, length: int) -> bool:
@@ -82,13 +83,14 @@ def sample_coordinates(
         names = [name for name in CLASSES[:-1] if possible(name, length)]
         choice = random.integers(len(names), size=shape)
         offsets = [sample_coordinates(name, length, base, dtype, random, quarters=quarters) for name in names]
-        return np.choose(choice, offsets)
+        mixed: Array = np.choose(choice, offsets)
+        return mixed
     if boundary == "non_finite":
-        return random.choice([np.nan, np.inf, -np.inf], shape)
+        return np.asarray(random.choice([np.nan, np.inf, -np.inf], shape))
     if boundary == "interior":
         return _round(random.integers(0, length - 1, shape) + fraction - base, dtype)
     if boundary == "integer":
-        return random.integers(0, length - 1, shape) - base
+        return _round(random.integers(0, length - 1, shape) - base, dtype)
     if boundary == "last_pixel":
         return length - 1 - base
     if boundary == "rim":
@@ -125,7 +127,7 @@ def _next_to(kink: Array, sign: Array, base: Array, dtype: torch.dtype) -> Array
     exact = kink - base
     scale = np.maximum(np.abs(kink), np.abs(exact))
     ulp = torch.finfo(dtype).eps * np.where(scale > 0, 2.0 ** np.floor(np.log2(np.maximum(scale, 1))), 1.0)
-    offset = exact
+    offset: Array = exact
     for steps in (0.5, 1.0, 2.0):
         stuck = add_rounded(base, torch.as_tensor(offset).to(dtype)).numpy() == kink
         offset = np.where(stuck, _round(exact + sign * steps * ulp, dtype), offset)

@@ -91,6 +91,8 @@ class Operator(Generic[C]):
     boundary_axis: ClassVar[str] = "offsets"
     # Values with which nothing is computed; a few cases have them, not every second one.
     void: ClassVar[Mapping[str, Value]]
+    # Small float64 cases for gradcheck and gradgradcheck, in every tier.
+    finite_difference_axes: ClassVar[Mapping[str, Sequence[Value]]]
     is_module: ClassVar[bool] = False
     # Tensors that a case may lack, and that an implementation is then given as None.
     optional: ClassVar[tuple[str, ...]] = ()

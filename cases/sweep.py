@@ -46,6 +46,7 @@ def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
     boundaries = operator.axes[operator.boundary_axis]
     for axis, value in operator.void.items():
         yield from covering_array(operator, {**operator.smoke_axes, axis: (value,)}, 1)
+    yield from covering_array(operator, operator.finite_difference_axes, 2)
     if tier == "smoke":
         yield from covering_array(operator, {**axes, operator.boundary_axis: boundaries}, _STRENGTH[tier])
         return
@@ -56,7 +57,8 @@ def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
         # Boundary classes that allow the same values of the other axes share one array.
         if (key := repr(allowed)) not in arrays:
             arrays[key] = covering_array(operator, allowed, _STRENGTH[tier])
-        yield from (replace(case, **{operator.boundary_axis: boundary}) for case in arrays[key])
+        changed: dict[str, Any] = {operator.boundary_axis: boundary}
+        yield from (replace(case, **changed) for case in arrays[key])
 
 
 def _allowed_beside(
@@ -81,6 +83,8 @@ def covering_array(operator: Operator[Any], axes: Mapping[str, Sequence[Value]],
         for constraint in (*COMMON, *operator.constraints())
         if sum(axis in axes for axis in constraint.axes) > 1
     ]
+    if not axes:
+        return []
     rows = covertable.make(dict(axes), strength=min(strength, len(axes)), constraints=constraints)
     return [operator.case_type(**row) for row in rows]
 
@@ -96,7 +100,7 @@ def _as_condition(
     return {"operator": "fn", "requires": swept, "evaluate": holds}
 
 
-def uncovered_pairs(cases: Sequence[Case], axes: Mapping[str, Sequence[Value]]) -> list[tuple[str, ...]]:
+def uncovered_pairs(cases: Sequence[Case], axes: Mapping[str, Sequence[Value]]) -> list[tuple[str, str]]:
     """The pairs of axis values that none of the cases has, written NAME=VALUE."""
     missing = []
     for (first, firsts), (second, seconds) in itertools.combinations(axes.items(), 2):

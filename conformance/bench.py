@@ -187,7 +187,7 @@ def _judged(record: Record, verdicts: dict[str, Verdict], expectation: Expectati
     return replace(
         record,
         status=status,
-        convention=right if status is Status.CONVENTION else "",
+        convention=right or "" if status is Status.CONVENTION else "",
         err_over_bound=verdict.err_over_bound,
         rms_over_bound=verdict.rms_over_bound,
         max_abs_error=shown.max_abs_error,

@@ -99,12 +99,9 @@ class Expectation:
         return dict(zip(names, second, strict=True))
 
     def _expected(self, quantity: str, value: Tensor, majorant: Tensor) -> Expected:
-        kind, _, name = quantity.partition(":")
-        if kind == "gradgrad":
-            # Two first-order passes in a row, over the longest of their sums.
-            roundings = 2 * max(self.roundings.values())
-        else:
-            roundings = self.roundings[quantity]
+        second_order = quantity.startswith("gradgrad:")
+        # Second order is two first-order passes in a row, over the longest of their sums.
+        roundings = 2 * max(self.roundings.values()) if second_order else self.roundings[quantity]
         return Expected(value, majorant, roundings, exact=self._is_exact(majorant))
 
     def _is_exact(self, majorant: Tensor) -> bool:

@@ -41,7 +41,9 @@ class Run:
         self._require()
         if self.worker_input is None:
             self.cases = self._choose_cases()
-            self.folder = RunFolder.create(config.rootpath / "reports" / "runs")
+            self.folder = RunFolder.create(
+                Path(config.getoption("--runs") or config.rootpath / "reports" / "runs")
+            )
             self.folder.describe(self._description())
         else:
             self.cases = [parse_case(case_id) for case_id in self.worker_input["gradparity_cases"]]
@@ -110,7 +112,12 @@ class Run:
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
         """All questions about a case come in a row, so that they share its oracle."""
         position = {case: number for number, case in enumerate(self.cases)}
-        items.sort(key=lambda item: position.get(_case_of(item), -1))
+
+        def place(item: pytest.Item) -> int:
+            case = _case_of(item)
+            return -1 if case is None else position.get(case, -1)
+
+        items.sort(key=place)
 
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Merges the records, writes the report, and fails the run for a ledger entry that no longer holds."""

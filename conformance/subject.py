@@ -41,8 +41,8 @@ class Subject:
             output: Tensor = functional_call(self._module, parameters, (tensors["input"],), strict=True)
             return output
         absent = dict.fromkeys(self.expectation.operator.optional)
-        output = self._operator(**{**absent, **tensors}, **self._arguments)
-        return output
+        result: Tensor = self._operator(**{**absent, **tensors}, **self._arguments)
+        return result
 
     def leaves(self) -> Tensors:
         """The case's tensors on its device, those that have a gradient requiring one."""
@@ -70,7 +70,7 @@ class Subject:
             name: tensor.to(cotangent.device) for name, tensor in self.expectation.grad_gradients.items()
         }
         # backward() runs the whole graph: a node that refuses says so, where grad() would go around it.
-        pair_up(gradients, grad_gradients).backward()
+        torch.autograd.backward([pair_up(gradients, grad_gradients)])
         by = {**{name: leaves[name] for name in self.expectation.differentiable}, "grad_output": cotangent}
         return {
             f"gradgrad:{name}": torch.zeros_like(tensor) if tensor.grad is None else tensor.grad

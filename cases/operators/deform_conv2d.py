@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from cases.case import Case
-from cases.coordinates import BOUNDARIES, VOIDING, add_rounded, classify, possible, sample_coordinates
+from cases.coordinates import BOUNDARIES, SMOOTH, VOIDING, add_rounded, classify, possible, sample_coordinates
 from cases.data import draw, draw_image
 from cases.dtypes import DTYPES
 from cases.layouts import LAYOUTS, lay_out
@@ -277,6 +277,22 @@ class DeformConv2d(Operator[DeformConv2dCase]):
     conventions = ("open", "closed")
     optional = ("bias", "mask")
     void: ClassVar[dict[str, Any]] = {"batch": 0}
+    finite_difference_axes: ClassVar[dict[str, Any]] = {
+        "dtype": ("float64",),
+        "offsets": SMOOTH,
+        "batch": (1, 2),
+        "in_channels": (2,),
+        "out_channels": (2,),
+        "size": ((3, 4),),
+        "kernel": ((2, 2), (1, 2)),
+        "stride": ((1, 1), (2, 1)),
+        "padding": ((0, 0), (1, 0)),
+        "dilation": ((1, 1), (1, 2)),
+        "groups": (1, 2),
+        "offset_groups": (1, 2),
+        "mask": (True, False),
+        "bias": (True, False),
+    }
     axes: ClassVar[dict[str, Any]] = {
         "offsets": BOUNDARIES,
         "dtype": tuple(DTYPES),
@@ -332,7 +348,9 @@ class DeformConv2d(Operator[DeformConv2dCase]):
             "mask": (case.batch, case.offset_groups * case.taps, *pixels),
         }
         tensors = {
-            name: draw(case, random, shape) for name, shape in shapes.items() if getattr(case, name, True)
+            name: (draw_image if name == "input" else draw)(case, random, shape)
+            for name, shape in shapes.items()
+            if getattr(case, name, True)
         }
         offsets = sample_offsets(case, random)
         shape = (case.batch, 2 * case.offset_groups * case.taps, *pixels)

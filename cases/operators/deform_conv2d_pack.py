@@ -51,12 +51,22 @@ def _why_inexact(case: PackCase) -> str:
 
 def predict(case: DeformConv2dCase, tensors: Tensors, arithmetic: Arithmetic) -> Tensor:
     """What conv_offset gives, (N, outputs, oh, ow): its values always signed, its slopes as the arithmetic says."""
-    names = ("input", "conv_offset.weight", "conv_offset.bias")
-    geometry = {"stride": case.stride, "padding": case.padding, "dilation": case.dilation}
-    value = F.conv2d(*(tensors[name] for name in names), **geometry)
+    value = _conv_offset(case, tensors)
     if arithmetic is Arithmetic.SIGNED:
         return value
-    return with_slope_of(value, F.conv2d(*(arithmetic.of(tensors[name]) for name in names), **geometry))
+    absolute = {name: arithmetic.of(tensor) for name, tensor in tensors.items()}
+    return with_slope_of(value, _conv_offset(case, absolute))
+
+
+def _conv_offset(case: DeformConv2dCase, tensors: Tensors) -> Tensor:
+    return F.conv2d(
+        tensors["input"],
+        tensors["conv_offset.weight"],
+        tensors["conv_offset.bias"],
+        stride=case.stride,
+        padding=case.padding,
+        dilation=case.dilation,
+    )
 
 
 class DeformConv2dPack(Operator[PackCase]):
@@ -67,6 +77,7 @@ class DeformConv2dPack(Operator[PackCase]):
     is_module = True
     conventions = ("open", "closed")
     void: ClassVar[dict[str, Any]] = {"batch": 0}
+    finite_difference_axes: ClassVar[dict[str, Any]] = {}
     outputs_per_sample: ClassVar[int] = 2
     axes: ClassVar[dict[str, Any]] = {
         "offsets": ("zero", "mixed"),
@@ -92,7 +103,7 @@ class DeformConv2dPack(Operator[PackCase]):
         "layout": ("contiguous", "channels_last"),
     }
 
-    def constraints(self) -> tuple[Constraint[PackCase], ...]:
+    def constraints(self) -> tuple[Constraint[Any], ...]:
         return (
             *GEOMETRY,
             one_of("offsets", ("zero", "mixed")),

@@ -3,7 +3,8 @@
 input (N, C, H, W); rois (K, 5) of batch index, x1, y1, x2, y2 in image units; output (K, C, PH, PW).
 A box is coord*scale - o with o = 1/2 when aligned, else 0 and at least one pixel wide and high. Each bin has
 sampling_ratio^2 samples, or ceil(size/bins) per axis when the ratio is 0. A sample with y < -1 or y > H is 0
-(closed on both sides); otherwise y is clamped to 0 ... H - 1. A box with a NaN or an infinity has no samples inside. rois have no gradient.
+(closed on both sides); otherwise y is clamped to 0 ... H - 1. A box with a NaN or an infinity has no samples
+inside. rois have no gradient.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ import torch
 from torch import Tensor
 
 from cases.case import Case
-from cases.coordinates import classify
+from cases.coordinates import SMOOTH, classify
 from cases.data import draw, draw_image
 from cases.dtypes import DTYPES, accumulation_dtype
 from cases.layouts import LAYOUTS, lay_out
@@ -163,6 +164,17 @@ class RoIAlign(Operator[RoIAlignCase]):
     conventions = ("closed",)
     boundary_axis = "boxes"
     void: ClassVar[dict[str, Any]] = {"rois": 0}
+    finite_difference_axes: ClassVar[dict[str, Any]] = {
+        "dtype": ("float64",),
+        "boxes": SMOOTH,
+        "batch": (1, 2),
+        "channels": (2,),
+        "size": ((4, 5),),
+        "rois": (2,),
+        "sampling_ratio": (0, 1, 2),
+        "scale": (0, 1),
+        "aligned": (True, False),
+    }
     axes: ClassVar[dict[str, Any]] = {
         "boxes": BOXES,
         "dtype": tuple(DTYPES),
