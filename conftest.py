@@ -17,7 +17,9 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--provider", action="append", default=[], metavar="MODULE:ATTRIBUTE", help="judge this one as well"
     )
-    group.addoption("--without", action="append", default=[], metavar="NAME", help="leave this provider out")
+    group.addoption(
+        "--without", action="append", default=[], metavar="NAMES", help="leave these providers out"
+    )
     group.addoption(
         "--require", action="append", default=[], metavar="NAMES", help="fail unless these can be compared"
     )

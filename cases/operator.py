@@ -78,7 +78,15 @@ def one_of(axis: str, values: Sequence[str]) -> Constraint[Any]:
     return Constraint((axis,), why)
 
 
-COMMON = (one_of("dtype", tuple(DTYPES)), one_of("data", DATA_SETS))
+def _why_no_float64(case: Case) -> str:
+    return "mps has no float64" if case.device == "mps" and case.dtype == "float64" else ""
+
+
+COMMON = (
+    one_of("dtype", tuple(DTYPES)),
+    one_of("data", DATA_SETS),
+    Constraint(("device", "dtype"), _why_no_float64),
+)
 
 
 class Operator(Generic[C]):

@@ -15,7 +15,7 @@ import torch
 
 from cases.case import Case
 from cases.operator import parse_case
-from cases.sweep import sweep
+from cases.sweep import devices, sweep
 from conformance import ledger as ledgers
 from conformance.bench import Bench
 from conformance.providers import registry
@@ -54,7 +54,7 @@ class Run:
         self._summary: list[str] = []
 
     def _wanted_providers(self) -> list[Any]:
-        without = self.config.getoption("--without")
+        without = self._names("--without")
         providers = [*registry.built_in(), *map(registry.from_spec, self.config.getoption("--provider"))]
         names = [provider.name for provider in providers]
         if unknown := set(without) - set(names):
@@ -64,15 +64,20 @@ class Run:
         return [provider for provider in providers if provider.name not in without]
 
     def _require(self) -> None:
-        required = [name for text in self.config.getoption("--require") for name in text.split(",")]
         reasons = {loaded.name: loaded.unavailable for loaded in self.providers}
-        for name in required:
+        for name in self._names("--require"):
             if reason := reasons.get(name, "there is no such provider in this run"):
                 raise ValueError(f"--require: {name} is not available: {reason}")
 
+    def _names(self, option: str) -> list[str]:
+        return [name for text in self.config.getoption(option) for name in text.split(",")]
+
     def _choose_cases(self) -> list[Case]:
         if chosen := self.config.getoption("--case"):
-            return list(dict.fromkeys(map(parse_case, chosen)))
+            cases = dict.fromkeys(map(parse_case, chosen))
+            if absent := {case.device for case in cases} - set(devices()):
+                raise ValueError(f"--case: there is no device {absent.pop()!r} here")
+            return list(cases)
         swept = sweep(self.config.getoption("--tier"))
         return list(dict.fromkeys([*swept, *self.ledger.cases(self.versions)]))
 
@@ -181,9 +186,8 @@ def start(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     config.stash[RUN] = run
     config.pluginmanager.register(run, "gradparity-run")
-    # Two workers with two threads each would fight for two cores.
-    if run.worker_input is not None:
-        torch.set_num_threads(max(1, (os.cpu_count() or 1) // int(run.worker_input["workercount"])))
+    # The same records with and without xdist, whose workers would fight for the cores.
+    torch.set_num_threads(1)
 
 
 def _case_of(item: pytest.Item) -> Case | None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 DASH = "\u2013"  # NaN, nothing to show
 
@@ -41,6 +41,23 @@ def samples(positions: Iterable[tuple[float, float, str]], limit: int = 4) -> st
 def index(numbers: Iterable[int]) -> str:
     """An index as (0, 2, 1)."""
     return f"({', '.join(str(number) for number in numbers)})"
+
+
+def names(hit: Sequence[str], asked: Sequence[str]) -> str:
+    """Boundary classes: a list, or "all 18", or "all 18 but zero, mixed" where that is much shorter."""
+    missing = [name for name in asked if name not in hit]
+    if len(asked) < 4 or len(missing) * 2 > len(hit):
+        return ", ".join(hit)
+    return f"all {len(asked)}" + (f" but {', '.join(missing)}" if missing else "")
+
+
+def quantities(given: Iterable[str]) -> str:
+    """Quantities by order of derivative: "output; grad: input, offset; gradgrad: input"."""
+    orders: dict[str, list[str]] = {}
+    for quantity in given:
+        order, _, of = quantity.rpartition(":")
+        orders.setdefault(order, []).append(of)
+    return "; ".join((f"{order}: " if order else "") + ", ".join(of) for order, of in orders.items())
 
 
 def cut(text: str, limit: int = 800) -> str:

@@ -1,11 +1,12 @@
 """The diff report of a run: report.md and index.html, made from records.parquet and run.json alone.
 
-Order: the verdict in a sentence, what ran where, provider by quantity by boundary class, what was not
-compared, then every divergence with its worst elements and the command that reruns it.
+Order: the verdict in a sentence, the providers, what diverges and why, provider by quantity by boundary
+class, what was not compared, then details: the worst elements and the commands that rerun them.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -22,40 +23,49 @@ from reports.record import Status
 MARKDOWN = "report.md"
 HTML = "index.html"
 # What keeps a report readable; whatever is left out is counted where it is missing.
-ELEMENTS = 5
+NEW_ELEMENTS = 5
+KNOWN_ELEMENTS = 2
 HTML_GROUPS = 20
 MARKDOWN_GROUPS = 3
 MARKDOWN_ROWS = 40
+# A run in which everything diverges is still a page; the rest is in the table.
+MARKDOWN_NEW = 10
 
 MEANING = {
-    Status.MATCH: "within the derived bound of the float64 oracle",
-    Status.CONVENTION: "agrees with a documented convention other than the one the suite takes by default",
-    Status.KNOWN: "beyond the bound, and explained by an entry of the ledger",
-    Status.DEFECT: "beyond the bound, and not in the ledger",
-    Status.DRIFT: "within the bound, but much worse than the recorded baseline",
-    Status.UNSUPPORTED: "the provider refuses, with a message",
-    Status.UNAVAILABLE: "the provider is not installed or cannot be used here",
-    Status.CRASHED: "the process died",
-    Status.TIMED_OUT: "no result in time",
-    Status.VACUOUS: "no element had a bound above zero, so nothing was tested",
+    "defect": "beyond the bound, and not in the ledger",
+    "new crash": "the process died, and the ledger does not say why",
+    "new timeout": "no result in time, and the ledger does not say why",
+    "new convention": "agrees with a convention other than the default one, and the ledger does not say so",
+    "drift": "within the bound, but much worse than the recorded baseline",
+    "known": "beyond the bound, and explained by an entry of the ledger",
+    "known crash": "the process died, as an entry of the ledger says",
+    "known timeout": "no result in time, as an entry of the ledger says",
+    "convention": "agrees with a convention other than the default one, as an entry of the ledger says",
+    "unsupported": "the provider refuses, with a message",
+    "unavailable": "the provider is not installed or cannot be used here",
+    "match": "within the derived bound of the float64 oracle",
+    "vacuous": "right, but every expected value is exactly zero: nothing was tested, and it counts as no match",
 }
 MARKS = {
-    Status.MATCH: "\u2713",
-    Status.CONVENTION: "\u2248",
-    Status.KNOWN: "\u2021",
-    Status.DEFECT: "\u2717",
-    Status.DRIFT: "\u2197",
-    Status.UNSUPPORTED: "\u2205",
-    Status.UNAVAILABLE: "\u2205",
-    Status.CRASHED: "\u2020",
-    Status.TIMED_OUT: "!",
-    Status.VACUOUS: "\u25cb",
+    "defect": "\u2717",
+    "new crash": "\u2717\u2020",
+    "new timeout": "\u2717!",
+    "new convention": "\u2717\u2248",
+    "drift": "\u2197",
+    "known": "\u2021",
+    "known crash": "\u2020",
+    "known timeout": "!",
+    "convention": "\u2248",
+    "unsupported": "\u2205",
+    "unavailable": "\u2205",
+    "match": "\u2713",
+    "vacuous": "\u25cb",
 }
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix: (status, count) pairs, the worst first, and the worst err/bound."""
+    """One cell of the matrix: (outcome, count) pairs, the worst first, and the worst err/bound."""
 
     worst: str
     counts: list[tuple[str, int]]
@@ -64,13 +74,10 @@ class Cell:
 
     @property
     def text(self) -> str:
-        """Without colour or marks: "12 (0.314)", "3 defect, 9 match (1.8e3)"."""
-        bare = [
-            str(n) if name == Status.MATCH and len(self.counts) == 1 else f"{n} {name}"
-            for name, n in self.counts
-        ]
-        tail = "" if self.err_over_bound == formats.DASH else f" ({self.err_over_bound})"
-        return ", ".join(bare) + tail
+        """Without colour, matches first: "12 (0.314)", "9 3\u2021 (1.8e3)"."""
+        counts = [str(n) if name == "match" else f"{n}{MARKS[name]}" for name, n in reversed(self.counts)]
+        tail = [] if self.err_over_bound == formats.DASH else [f"({self.err_over_bound})"]
+        return " ".join(counts + tail)
 
 
 @dataclass(frozen=True)
@@ -84,11 +91,16 @@ class Row:
 
 @dataclass(frozen=True)
 class Panel:
-    """The matrix of one operator: its boundary classes, and the rows of each quantity."""
+    """The matrix of one operator: its boundary classes in groups, and the rows of each quantity."""
 
     operator: str
-    boundaries: list[str]
+    groups: list[tuple[str, list[str]]]
     quantities: list[tuple[str, list[Row]]]
+
+    @property
+    def boundaries(self) -> list[str]:
+        """All columns."""
+        return [name for _, names in self.groups for name in names]
 
 
 @dataclass(frozen=True)
@@ -97,38 +109,43 @@ class Group:
 
     anchor: str
     row: dict[str, Any]
+    boundaries: str
     elements: list[dict[str, str]]
     more_elements: int
     command: str
 
 
 @dataclass(frozen=True)
-class Finding:
-    """The groups that have status, provider, operator, convention and ledger entry in common."""
+class Entry:
+    """A finding as it is shown, with what the run says of its ledger entry."""
 
     anchor: str
+    finding: tables.Finding
     status: str
-    provider: str
-    version: str
-    operator: str
-    convention: str
-    ledger: str
     reason: str
     link: str
-    count: int
-    cases: int
-    err_over_bound: str
+    quantities: str
+    boundaries: str
+    command: str
+    elements: list[dict[str, str]]
     groups: list[Group]
+    more_groups: int
+
+    @property
+    def name(self) -> str:
+        """The ledger entry, or what is new."""
+        finding, convention = self.finding, self.finding.example["convention"]
+        return finding.ledger or " ".join(filter(None, (self.status, convention)))
 
 
 def _cell(row: Any, target: str) -> Cell:
-    counts = [(str(status), int(row[str(status)])) for status in tables.SEVERITY if row[str(status)]]
+    counts = [(name, int(row[name])) for name in tables.OUTCOMES if row[name]]
     return Cell(row["worst"], counts, formats.ratio(row["err_over_bound"]), target)
 
 
-def _panels(table: pd.DataFrame, targets: Mapping[tuple[str, ...], str]) -> list[Panel]:
+def _panels(table: pd.DataFrame, order: list[str], targets: Mapping[tuple[str, ...], str]) -> list[Panel]:
     panels = []
-    for operator, part in tables.matrix(table).groupby("operator", sort=False):
+    for operator, part in tables.matrix(table, order).groupby("operator", sort=False):
         boundaries = sorted(part["boundary"].unique(), key=tables.boundary_rank)
         quantities = []
         for quantity, lines in part.groupby("quantity", sort=False):
@@ -140,14 +157,15 @@ def _panels(table: pd.DataFrame, targets: Mapping[tuple[str, ...], str]) -> list
                     row["boundary"]: _cell(row, targets.get((row["worst"], *place, row["boundary"]), ""))
                     for row in line.to_dict("records")
                 }
-                silent = {str(Status.UNSUPPORTED), str(Status.UNAVAILABLE)}
                 counts = [pair for cell in cells.values() for pair in cell.counts]
                 kind, same = counts[0][0], None
-                if kind in silent and all(name == kind for name, _ in counts):
+                silent = kind in (str(Status.UNSUPPORTED), str(Status.UNAVAILABLE), str(Status.VACUOUS))
+                if silent and all(name == kind for name, _ in counts):
                     same = Cell(kind, [(kind, sum(count for _, count in counts))], formats.DASH)
                 rows.append(Row(str(provider), [cells.get(name) for name in boundaries], same))
             quantities.append((str(quantity), rows))
-        panels.append(Panel(str(operator), boundaries, quantities))
+        groups = [(name, list(each)) for name, each in itertools.groupby(boundaries, tables.boundary_group)]
+        panels.append(Panel(str(operator), groups, quantities))
     return panels
 
 
@@ -167,49 +185,44 @@ def _elements(worst: str) -> list[dict[str, str]]:
     return found
 
 
-def _findings(table: pd.DataFrame, description: Mapping[str, Any]) -> list[Finding]:
+def _entries(table: pd.DataFrame, description: Mapping[str, Any]) -> list[Entry]:
     notes: Mapping[str, Any] = description.get("ledger", {})
-    key = ["status", "ledger", "provider", "version", "operator", "convention"]
-    findings = []
-    anchor = 0
-    groups_table = tables.divergences(table)
-    cases: Mapping[Any, int] = table.groupby(key)["case"].nunique().to_dict()
-    for number, (names, part) in enumerate(groups_table.groupby(key, sort=False), start=1):
-        groups: list[Group] = []
-        for row in part.to_dict("records"):
-            anchor += 1
-            elements = _elements(row["worst"]) if len(groups) < HTML_GROUPS else []
-            shown = elements[:ELEMENTS]
+    entries = []
+    anchors = (f"d{number}" for number in itertools.count(1))
+    findings = tables.findings(table, tables.provider_order(description))
+    for number, finding in enumerate(findings, start=1):
+        limit = NEW_ELEMENTS if finding.new else KNOWN_ELEMENTS
+        groups = []
+        for row in finding.groups.head(HTML_GROUPS).to_dict("records"):
+            elements = _elements(row["worst"])
             groups.append(
                 Group(
-                    f"d{anchor}",
+                    next(anchors),
                     {str(name): value for name, value in row.items()},
-                    shown,
-                    len(elements) - len(shown),
+                    formats.names(row["boundaries"], finding.asked),
+                    elements[:limit],
+                    len(elements) - limit,
                     formats.command(row["case"]),
                 )
             )
-        status, ledger, provider, version, operator, convention = map(str, names)
-        note = notes.get(ledger, {})
+        note = notes.get(finding.ledger, {})
         link = str(note.get("link", ""))
-        findings.append(
-            Finding(
+        entries.append(
+            Entry(
                 f"f{number}",
-                status,
-                provider,
-                version,
-                operator,
-                convention,
-                ledger,
-                str(note.get("reason", "")),
+                finding,
+                next(iter(finding.counts)),
+                str(note.get("reason", "")) or finding.example["message"],
                 link if link.startswith(("https://", "http://")) else "",
-                int(part["count"].sum()),
-                int(cases[names]),
-                formats.ratio(part["err_over_bound"].max()),
+                formats.quantities(finding.quantities),
+                formats.names(finding.boundaries, finding.asked),
+                formats.command(finding.example["case"]),
+                _elements(finding.example["worst"])[:KNOWN_ELEMENTS],
                 groups,
+                len(finding.groups) - len(groups),
             )
         )
-    return findings
+    return entries
 
 
 def _facts(description: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -237,45 +250,60 @@ def _lasted(started: str, finished: str) -> str:
     )
 
 
+def _targets(entries: Iterable[Entry]) -> dict[tuple[str, ...], str]:
+    """Where a cell of the matrix leads to: the group, or the finding when the group is not shown."""
+    targets: dict[tuple[str, ...], str] = {}
+    for entry in entries:
+        shown = len(entry.groups)
+        for position, row in enumerate(entry.finding.groups.to_dict("records")):
+            anchor = entry.groups[position].anchor if position < shown else entry.anchor
+            for boundary in row["boundaries"]:
+                place = (row["outcome"], entry.finding.provider, row["operator"], row["quantity"], boundary)
+                targets.setdefault(place, anchor)
+    return targets
+
+
 def context(table: pd.DataFrame, description: Mapping[str, Any]) -> dict[str, Any]:
     """All that the two templates show."""
-    findings = _findings(table, description)
-    targets: dict[tuple[str, ...], str] = {}
-    for finding in findings:
-        for position, group in enumerate(finding.groups):
-            place = tuple(
-                group.row[name] for name in ("status", "provider", "operator", "quantity", "boundary")
-            )
-            targets.setdefault(place, group.anchor if position < HTML_GROUPS else finding.anchor)
-    present = [status for status in tables.SEVERITY if (table["status"] == str(status)).any()]
+    entries = _entries(table, description)
+    order = tables.provider_order(description)
+    totals = tables.outcomes(table).value_counts()
     return {
         "run": description.get("run", ""),
         "verdict": tables.verdict(table, description),
         "facts": _facts(description),
-        "present": [str(status) for status in present],
-        "meaning": {str(status): text for status, text in MEANING.items()},
-        "marks": {str(status): mark for status, mark in MARKS.items()},
-        "totals": {str(status): int((table["status"] == str(status)).sum()) for status in tables.SEVERITY},
+        "present": [name for name in tables.OUTCOMES if name in totals],
+        "meaning": MEANING,
+        "marks": MARKS,
+        "totals": {str(name): int(count) for name, count in totals.items()},
         "all_cases": int(table["case"].nunique()),
-        "summary": tables.summary(table).to_dict("records"),
-        "panels": _panels(table, targets),
+        "summary": tables.summary(table, order).to_dict("records"),
+        "panels": _panels(table, order, _targets(entries)),
         "unavailable": tables.unavailable(table, description).to_dict("records"),
         "unsupported": tables.unsupported(table).to_dict("records"),
         "notes": [*description.get("not_compared", [])],
         "damaged": [*description.get("damaged", [])],
         "stale": [*description.get("stale_ledger", [])],
-        "order": [str(status) for status in tables.DIVERGENCES],
-        "findings": findings,
-        "html_groups": HTML_GROUPS,
+        "entries": entries,
         "markdown_groups": MARKDOWN_GROUPS,
         "markdown_rows": MARKDOWN_ROWS,
+        "markdown_new": MARKDOWN_NEW,
     }
 
 
 def _markdown_table(rows: Iterable[Iterable[object]], heads: Iterable[str]) -> str:
-    """A pipe table. Cells are Markdown already: escape what is not with the filter ``md``."""
-    frame = pd.DataFrame([[str(cell) for cell in row] for row in rows], columns=list(heads), dtype="str")
-    return str(frame.to_markdown(index=False, tablefmt="pipe", disable_numparse=True))
+    """A pipe table without padding. Cells are Markdown already: escape what is not with the filter ``md``."""
+    heads = list(heads)
+    lines = [heads, ["---"] * len(heads), *rows]
+    return "\n".join(f"| {' | '.join(str(cell) for cell in line)} |" for line in lines)
+
+
+def _markdown_elements(elements: Iterable[Mapping[str, str]]) -> str:
+    rows = [
+        (each["index"], formats.markdown(each["samples"]), each["expected"], each["got"], each["err"])
+        for each in elements
+    ]
+    return _markdown_table(rows, ["index", "samples (y, x) class", "expected", "got", "err/bound"])
 
 
 def _environment() -> jinja2.Environment:
@@ -295,7 +323,7 @@ def _environment() -> jinja2.Environment:
         code=formats.markdown_code,
         slug=lambda text: "-".join(str(text).split()),
     )
-    environment.globals["table"] = _markdown_table
+    environment.globals.update(table=_markdown_table, elements=_markdown_elements)
     return environment
 
 

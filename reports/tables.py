@@ -197,8 +197,8 @@ def findings(table: pd.DataFrame, providers: Iterable[str] = ()) -> list[Finding
     A finding's ``groups`` has one row per `GROUP_KEY` (place is the boundary class of what is new): the
     columns of its worst record (largest err/bound; among equals the one with the fewest elements, then the
     first case by name), and outcome, count (records), cases (distinct case ids), dtypes ("float32 12,
-    float64 3"), boundaries (tuple). A case's size is the number of elements of its output and first-order gradients, whoever was
-    compared on them.
+    float64 3"), boundaries (tuple). A case's size is the number of elements of its output and first-order
+    gradients, whoever was compared on them.
     """
     rows = table.assign(outcome=outcomes(table))
     rows = rows[rows["outcome"].isin(DIVERGENCES)]
@@ -271,7 +271,8 @@ def _groups(rows: pd.DataFrame) -> pd.DataFrame:
     result["count"] = grouped.size()
     result["cases"] = grouped["case"].nunique()
     result["dtypes"] = grouped["dtype"].agg(_tally)
-    result["boundaries"] = grouped["boundary"].agg(lambda names: tuple(sorted(set(names), key=boundary_rank)))
+    hit = {names: tuple(sorted(set(part), key=boundary_rank)) for names, part in grouped["boundary"]}
+    result["boundaries"] = [hit[names] for names in result.index]
     result = result.reset_index()
     result["rank"] = result["outcome"].map({name: rank for rank, name in enumerate(DIVERGENCES)})
     ordered: pd.DataFrame = result.sort_values(

@@ -39,19 +39,25 @@ BOXES = (
     "one_pixel",
     "empty",
     "inverted",
+    "above_grid_nano",
     "non_finite",
 )
+
+# Boxes whose samples must hit their class exactly.
+EXACT = ("integer", "last_pixel", "edge_low", "edge_high")
 
 # Roundings of one sampling coordinate: scale, offset, size, bin, grid step, two products and two sums.
 COORDINATE_ROUNDINGS = 9
 
-# No box that is not exact puts a sample this close to the discontinuities at -1 and L, or to a grid size.
+# No box that is not exact puts a sample this close to the discontinuities at -1 and L, or to a grid size, but
+# for above_grid_nano, which is 1e-9 beyond a grid size.
 CLEARANCE = 0.02
+NANO_CLEARANCE = 1e-10
 
 
 @dataclass(frozen=True)
 class RoIAlignCase(Case):
-    """Axes of roi_align; sizes are (height, width), `scale` is the log2 of 1/spatial_scale."""
+    """Axes of roi_align; sizes are (height, width), `scale` is 1/spatial_scale."""
 
     OPERATOR: ClassVar[str] = "roi_align"
 
@@ -60,7 +66,7 @@ class RoIAlignCase(Case):
     size: Pair = (7, 9)
     rois: int = 4
     output_size: Pair = (2, 3)
-    scale: int = 0
+    scale: int = 1
     sampling_ratio: int = 2
     aligned: bool = True
     boxes: str = "interior"
@@ -79,7 +85,7 @@ class RoIAlignCase(Case):
     @property
     def spatial_scale(self) -> float:
         """The factor from box units to pixels of the input."""
-        return 2.0**-self.scale
+        return 1 / self.scale
 
 
 @dataclass(frozen=True)
@@ -100,6 +106,19 @@ def _why_empty(case: RoIAlignCase) -> str:
 def _why_class(case: RoIAlignCase) -> str:
     possible = case.boxes not in ("interior", "integer") or min(case.size) > 1
     return "" if possible else f"an image of {case.size} has no such coordinates"
+
+
+def _why_scale(case: RoIAlignCase) -> str:
+    if case.scale < 1:
+        return "scale is a positive integer"
+    dyadic = case.scale & (case.scale - 1) == 0
+    exact = case.boxes in EXACT or case.data == "integer"
+    return "only a scale that is a power of two places samples exactly" if exact and not dyadic else ""
+
+
+def _why_distance(case: RoIAlignCase) -> str:
+    nano = case.boxes == "above_grid_nano" and case.dtype != "float64"
+    return "only float64 tells 1e-9 from a whole grid" if nano else ""
 
 
 def bin_samples(case: RoIAlignCase, roi: Tensor, axis: int) -> BinSamples:
@@ -172,7 +191,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "size": ((4, 5),),
         "rois": (2,),
         "sampling_ratio": (0, 1, 2),
-        "scale": (0, 1),
+        "scale": (1, 2),
         "aligned": (True, False),
     }
     axes: ClassVar[dict[str, Any]] = {
@@ -183,7 +202,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "size": ((7, 9), (8, 5), (1, 6), (2, 2), (16, 12)),
         "rois": (4, 1, 7),
         "output_size": ((2, 3), (1, 1), (3, 2), (7, 7)),
-        "scale": (0, 1, 2, 4),
+        "scale": (1, 2, 4, 16, 3),
         "sampling_ratio": (2, 0, 1, 3, 4),
         "aligned": (True, False),
         "layout": LAYOUTS,
@@ -197,7 +216,7 @@ class RoIAlign(Operator[RoIAlignCase]):
         "size": ((7, 9), (8, 5)),
         "rois": (4,),
         "output_size": ((2, 3), (3, 2)),
-        "scale": (0, 2),
+        "scale": (1, 4),
         "sampling_ratio": (2, 0, 1),
         "aligned": (True, False),
         "layout": ("contiguous", "sliced", "channels_last"),
@@ -210,6 +229,9 @@ class RoIAlign(Operator[RoIAlignCase]):
             one_of("boxes", BOXES),
             Constraint(("batch", "size", "output_size"), _why_empty),
             Constraint(("boxes", "size"), _why_class),
+            Constraint(("scale", "boxes"), _why_scale),
+            Constraint(("scale", "data"), _why_scale),
+            Constraint(("boxes", "dtype"), _why_distance),
         )
 
     def differentiable(self, case: RoIAlignCase) -> tuple[str, ...]:
@@ -295,7 +317,7 @@ def _draw_span(case: RoIAlignCase, random: np.random.Generator, axis: int, kind:
         start, extent = _draw_extent(case, random, axis, kind)
         corners = torch.tensor([(start + shift), (start + shift + extent)]) / case.spatial_scale
         first, last = corners.to(DTYPES[case.dtype]).tolist()
-        if _is_clear(case, axis, first, last):
+        if _is_clear(case, axis, first, last, NANO_CLEARANCE if kind == "above_grid_nano" else CLEARANCE):
             return first, last
     raise RuntimeError(f"{case.id}: no box of kind {kind} keeps clear of the discontinuities")
 
@@ -306,7 +328,7 @@ def _draw_extent(
     """Start and size of a box along one axis, in pixels of the input."""
     length, bins = case.size[axis], case.output_size[axis]
     grid = case.sampling_ratio
-    if kind in ("integer", "last_pixel", "edge_low", "edge_high"):
+    if kind in EXACT:
         # All of it dyadic: a bin as wide as a power of two times its grid, so that every sample is exact.
         step = (grid or 1) * random.choice([0.5, 1.0]) if case.data == "integer" or grid else 1.0
         aimed = {"last_pixel": length - 1, "edge_low": -1, "edge_high": length}
@@ -315,6 +337,8 @@ def _draw_extent(
             grid or 1
         )
         return target - position, bins * step
+    if kind == "above_grid_nano":
+        return float(random.uniform(0, 1)), bins * (int(random.integers(1, 3)) + 1e-9)
     span = {
         "interior": (0.6, 0.9, 0.05, 0.3),
         "beside": (0.6, 0.9, 0.05, 0.3),
@@ -332,7 +356,7 @@ def _draw_extent(
     return float(start), float(extent)
 
 
-def _is_clear(case: RoIAlignCase, axis: int, first: float, last: float) -> bool:
+def _is_clear(case: RoIAlignCase, axis: int, first: float, last: float, clearance: float) -> bool:
     """Whether rounding can't carry a sample over a discontinuity, or the adaptive grid to another size."""
     roi = torch.zeros(5, dtype=DTYPES[case.dtype])
     roi[2 - axis], roi[4 - axis] = first, last
@@ -340,14 +364,14 @@ def _is_clear(case: RoIAlignCase, axis: int, first: float, last: float) -> bool:
     if samples.exact:
         return True
     y, length = samples.positions, case.size[axis]
-    if y.size and min(np.abs(y + 1).min(), np.abs(y - length).min()) < CLEARANCE:
+    if y.size and min(np.abs(y + 1).min(), np.abs(y - length).min()) < clearance:
         return False
     extent = (last - first) * case.spatial_scale
-    widened_to_one_pixel = not case.aligned and extent < 1 - CLEARANCE
+    widened_to_one_pixel = not case.aligned and extent < 1 - clearance
     if case.sampling_ratio > 0 or widened_to_one_pixel or extent == 0:
         return True
     per_bin = extent / case.output_size[axis]
-    return abs(per_bin - round(per_bin)) > CLEARANCE
+    return abs(per_bin - round(per_bin)) > clearance
 
 
 OPERATOR = RoIAlign()
