@@ -115,7 +115,11 @@ class Run:
 
     @pytest.hookimpl(trylast=True)
     def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
-        """All questions about a case come in a row, so that they share its oracle."""
+        """All questions about a case come in a row, so that they share its oracle.
+
+        What pytest puts in the place of a question that no case is asked goes.
+        """
+        items[:] = [item for item in items if _case_of(item) is not None or not hasattr(item, "callspec")]
         position = {case: number for number, case in enumerate(self.cases)}
 
         def place(item: pytest.Item) -> int:
@@ -192,8 +196,8 @@ def start(config: pytest.Config) -> None:
 
 def _case_of(item: pytest.Item) -> Case | None:
     callspec = getattr(item, "callspec", None)
-    case: Case | None = callspec.params.get("case") if callspec else None
-    return case
+    case = callspec.params.get("case") if callspec else None
+    return case if isinstance(case, Case) else None
 
 
 def _now() -> str:

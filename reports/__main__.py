@@ -6,23 +6,20 @@ from pathlib import Path
 
 import click
 from rich.console import Console
+from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
 from reports import formats, render, store, tables
-from reports.record import Status
 
 _STYLES = {
-    Status.DEFECT: "red",
-    Status.CRASHED: "magenta",
-    Status.TIMED_OUT: "magenta",
-    Status.VACUOUS: "yellow",
-    Status.DRIFT: "yellow",
-    Status.KNOWN: "blue",
-    Status.CONVENTION: "cyan",
-    Status.UNSUPPORTED: "bright_black",
-    Status.UNAVAILABLE: "bright_black",
-    Status.MATCH: "green",
+    **dict.fromkeys(tables.ALARMS, "red"),
+    "drift": "yellow",
+    "known": "blue",
+    "known crash": "magenta",
+    "known timeout": "magenta",
+    "convention": "cyan",
+    "match": "green",
 }
 
 _root = click.option(
@@ -66,7 +63,7 @@ def render_command(run: str, root: Path) -> None:
 @_run
 @_root
 def show(run: str, root: Path) -> None:
-    """Print the summary of RUN."""
+    """Print what RUN came to: verdict, providers, what diverges and why, what was not compared."""
     folder = _folder(run, root)
     try:
         table, description = store.read_table(folder), store.read_description(folder)
@@ -75,25 +72,50 @@ def show(run: str, root: Path) -> None:
     console = Console()
     verdict = tables.verdict(table, description)
     console.print(Text(verdict.sentence, style="bold green" if verdict.clean else "bold red"))
+    for line in description.get("stale_ledger", []):
+        console.print(Text(line, style="red"))
+    providers = tables.provider_order(description)
     grid = Table("provider", "version", box=None, pad_edge=False, header_style="bold")
     grid.add_column("cases", justify="right")
     grid.add_column("records")
     grid.add_column("worst err/bound", justify="right")
-    for row in tables.summary(table).to_dict("records"):
-        counts = [
-            Text(f"{row[str(status)]:,}\u00a0{status}", style=_STYLES[status])
-            for status in tables.SEVERITY
-            if row[str(status)]
-        ]
+    for row in tables.summary(table, providers).to_dict("records"):
+        counts = _counts({name: row[name] for name in tables.OUTCOMES if row[name]}, "\n")
         worst = formats.ratio(row["err_over_bound"])
-        records = Text(", ").join(counts)
-        grid.add_row(Text(row["provider"]), Text(row["version"]), f"{row['cases']:,}", records, worst)
+        grid.add_row(Text(row["provider"]), Text(row["version"]), f"{row['cases']:,}", counts, worst)
     console.print(grid)
+    for entry in render.entries(table, description):
+        _print_entry(console, entry)
+    console.print()
     for line in tables.not_compared(table, description):
         console.print(Text(f"not compared: {line}"), soft_wrap=True)
     report = folder / render.HTML
     if report.is_file():
         console.print(Text(f"report: {report}"), soft_wrap=True)
+
+
+def _counts(counts: dict[str, int], separator: str = ", ") -> Text:
+    return Text(separator).join(
+        Text(f"{count:,}\u00a0{name}", style=_STYLES.get(name, "bright_black"))
+        for name, count in counts.items()
+    )
+
+
+def _print_entry(console: Console, entry: render.Entry) -> None:
+    finding = entry.finding
+    console.print()
+    where = f"  {finding.provider} {finding.version}, {', '.join(finding.operators)}"
+    console.print(Text.assemble((entry.name, "bold red" if finding.new else "bold"), where))
+    lines = [
+        Text(formats.cut(entry.reason, 300)),
+        Text(entry.link),
+        Text.assemble(_counts(finding.counts), f" on {finding.cases:,} case{'s' * (finding.cases != 1)}"),
+        Text(f"{entry.quantities}; at {entry.boundaries}"),
+    ]
+    for line in filter(None, lines):
+        console.print(Padding(line, (0, 0, 0, 2)))
+    # Not wrapped, so that it can be copied.
+    console.print(Text(f"  {entry.command}", style="bright_black"), soft_wrap=True)
 
 
 if __name__ == "__main__":

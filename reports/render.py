@@ -27,7 +27,7 @@ NEW_ELEMENTS = 5
 KNOWN_ELEMENTS = 2
 HTML_GROUPS = 20
 MARKDOWN_GROUPS = 3
-MARKDOWN_ROWS = 40
+MARKDOWN_ROWS = 20
 # A run in which everything diverges is still a page; the rest is in the table.
 MARKDOWN_NEW = 10
 
@@ -65,7 +65,7 @@ MARKS = {
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell of the matrix: (outcome, count) pairs, the worst first, and the worst err/bound."""
+    """One cell of the matrix: (outcome, count) pairs, divergences first, and the worst err/bound."""
 
     worst: str
     counts: list[tuple[str, int]]
@@ -75,7 +75,8 @@ class Cell:
     @property
     def text(self) -> str:
         """Without colour, matches first: "12 (0.314)", "9 3\u2021 (1.8e3)"."""
-        counts = [str(n) if name == "match" else f"{n}{MARKS[name]}" for name, n in reversed(self.counts)]
+        counts = [f"{n}{MARKS[name]}" for name, n in self.counts if name != "match"]
+        counts[:0] = [str(n) for name, n in self.counts if name == "match"]
         tail = [] if self.err_over_bound == formats.DASH else [f"({self.err_over_bound})"]
         return " ".join(counts + tail)
 
@@ -139,7 +140,9 @@ class Entry:
 
 
 def _cell(row: Any, target: str) -> Cell:
-    counts = [(name, int(row[name])) for name in tables.OUTCOMES if row[name]]
+    # What diverges comes first; what was not compared does not hide the matches.
+    order = (*tables.DIVERGENCES, str(Status.MATCH), *tables.OUTCOMES)
+    counts = [(name, int(row[name])) for name in dict.fromkeys(order) if row[name]]
     return Cell(row["worst"], counts, formats.ratio(row["err_over_bound"]), target)
 
 
@@ -185,9 +188,10 @@ def _elements(worst: str) -> list[dict[str, str]]:
     return found
 
 
-def _entries(table: pd.DataFrame, description: Mapping[str, Any]) -> list[Entry]:
+def entries(table: pd.DataFrame, description: Mapping[str, Any]) -> list[Entry]:
+    """The findings of a run as they are shown, in the order of `tables.findings`."""
     notes: Mapping[str, Any] = description.get("ledger", {})
-    entries = []
+    shown = []
     anchors = (f"d{number}" for number in itertools.count(1))
     findings = tables.findings(table, tables.provider_order(description))
     for number, finding in enumerate(findings, start=1):
@@ -207,7 +211,7 @@ def _entries(table: pd.DataFrame, description: Mapping[str, Any]) -> list[Entry]
             )
         note = notes.get(finding.ledger, {})
         link = str(note.get("link", ""))
-        entries.append(
+        shown.append(
             Entry(
                 f"f{number}",
                 finding,
@@ -222,7 +226,7 @@ def _entries(table: pd.DataFrame, description: Mapping[str, Any]) -> list[Entry]
                 len(finding.groups) - len(groups),
             )
         )
-    return entries
+    return shown
 
 
 def _facts(description: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -250,10 +254,10 @@ def _lasted(started: str, finished: str) -> str:
     )
 
 
-def _targets(entries: Iterable[Entry]) -> dict[tuple[str, ...], str]:
+def _targets(found: Iterable[Entry]) -> dict[tuple[str, ...], str]:
     """Where a cell of the matrix leads to: the group, or the finding when the group is not shown."""
     targets: dict[tuple[str, ...], str] = {}
-    for entry in entries:
+    for entry in found:
         shown = len(entry.groups)
         for position, row in enumerate(entry.finding.groups.to_dict("records")):
             anchor = entry.groups[position].anchor if position < shown else entry.anchor
@@ -265,7 +269,7 @@ def _targets(entries: Iterable[Entry]) -> dict[tuple[str, ...], str]:
 
 def context(table: pd.DataFrame, description: Mapping[str, Any]) -> dict[str, Any]:
     """All that the two templates show."""
-    entries = _entries(table, description)
+    found = entries(table, description)
     order = tables.provider_order(description)
     totals = tables.outcomes(table).value_counts()
     return {
@@ -275,19 +279,23 @@ def context(table: pd.DataFrame, description: Mapping[str, Any]) -> dict[str, An
         "present": [name for name in tables.OUTCOMES if name in totals],
         "meaning": MEANING,
         "marks": MARKS,
+        "divergent": tables.DIVERGENCES,
+        "measured": ("defect", "new convention", "drift", "known", "convention", "match"),
+        "dash": formats.DASH,
         "totals": {str(name): int(count) for name, count in totals.items()},
         "all_cases": int(table["case"].nunique()),
         "summary": tables.summary(table, order).to_dict("records"),
-        "panels": _panels(table, order, _targets(entries)),
+        "panels": _panels(table, order, _targets(found)),
         "unavailable": tables.unavailable(table, description).to_dict("records"),
         "unsupported": tables.unsupported(table).to_dict("records"),
         "notes": [*description.get("not_compared", [])],
         "damaged": [*description.get("damaged", [])],
         "stale": [*description.get("stale_ledger", [])],
-        "entries": entries,
+        "entries": found,
         "markdown_groups": MARKDOWN_GROUPS,
         "markdown_rows": MARKDOWN_ROWS,
-        "markdown_new": MARKDOWN_NEW,
+        "brief": [each for each in found if each.finding.new][:MARKDOWN_NEW]
+        + [each for each in found if not each.finding.new],
     }
 
 

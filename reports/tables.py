@@ -56,7 +56,7 @@ _CLASSES = (
     *("interior", "integer", "last_pixel", "rim", "edge_low", "edge_high", "outside"),
     *("beyond", "one_pixel", "empty", "inverted", "zero", "mixed", "non_finite"),
 )
-_BESIDE = ("below_integer", "above_integer", "inside_edge", "outside_edge")
+_BESIDE = ("below_integer", "above_integer", "inside_edge", "outside_edge", "above_grid")
 _DISTANCES = {"ulp": "one ulp beside a kink", "nano": "1e-9 beside a kink"}
 _ORDERS = ["output", "grad:", "gradgrad:"]
 _INPUTS = ["grad_output", "input", "rois", "offset", "mask", "weight", "bias"]
@@ -93,7 +93,7 @@ def outcomes(table: pd.DataFrame) -> pd.Series[str]:
     known = table["ledger"] != ""
     result: pd.Series[str] = table["status"].astype("str")
     for status, name in NEW.items():
-        result = result.mask((table["status"] == str(status)) & (~known | (status is Status.DEFECT)), name)
+        result = result.mask(table["status"] == str(status), name)
     for status, name in EXPLAINED.items():
         result = result.mask((table["status"] == str(status)) & (known | (status is Status.KNOWN)), name)
     return result
@@ -162,6 +162,7 @@ class Finding:
 
     ``ledger`` is empty for what is new (and for drift), ``rest`` tells such findings apart. ``counts`` are
     records by outcome, the worst first; ``boundaries`` are the classes hit, of all ``asked`` of the provider.
+    ``err_over_bound`` leaves out what agrees with another convention.
     ``example`` is the record of the smallest case with the largest error, with the columns of the table.
     """
 
@@ -252,7 +253,7 @@ def _finding(rows: pd.DataFrame, sizes: pd.Series[int], asked: Mapping[Any, Iter
         asked=tuple(sorted(everywhere, key=boundary_rank)),
         counts={name: int(counts[name]) for name in OUTCOMES if name in counts},
         cases=int(rows["case"].nunique()),
-        err_over_bound=float(rows["err_over_bound"].max()),
+        err_over_bound=float(rows.loc[rows["status"] != str(Status.CONVENTION), "err_over_bound"].max()),
         example={str(name): value for name, value in example.items()},
         groups=_groups(rows),
     )

@@ -59,7 +59,7 @@ class Page(HTMLParser):
 
 @pytest.mark.parametrize("kind", [0, 1], ids=["markdown", "html"])
 def test_a_report_says_it_all(full: tuple[str, str], kind: int) -> None:
-    text = full[0].replace("\\", "") if kind == 0 else Page(full[1]).text
+    text = full[0].replace("\\", "") if kind == 0 else Page(full[1]).text.replace("Smallest", "smallest")
     for said in (
         "12 new defects in mmcv 2.2.0",
         "2.14.1",
@@ -71,14 +71,16 @@ def test_a_report_says_it_all(full: tuple[str, str], kind: int) -> None:
         "trying to differentiate twice a function that was marked with @once_differentiable",
         "torchvision-edge-closed",
         "it is the first pixel, not 0.",
-        "https://github.com/pytorch/vision/issues/6885",
+        *(["https://github.com/pytorch/vision/issues/6885"] if kind == 0 else ["pytorch/vision#6885"]),
         "the process died with signal 11 (SIGSEGV)",
-        "(-1, 0) edge",
+        "(-1, 0) edge_low",
+        "tested nothing but zeros",
+        "smallest case",
         "0 where the oracle has NaN | <b>both</b> backends",
         "pytest conformance/ --case 'deform_conv2d-n2c4h5w6-k3x2-s2x1-p1x0-contiguous-bfloat16-non_finite'",
     ):
         assert said in text, said
-    order = ["What ran", "Provider by quantity by boundary class", "Not compared", "Divergences"]
+    order = ["What diverges", "Provider by quantity by boundary class", "Not compared", "Details", "What ran"]
     headed = [text.rindex(f"\n{'## ' * (1 - kind)}{title}\n") for title in order]
     assert headed == sorted(headed)
 
@@ -91,7 +93,8 @@ def test_the_page_needs_nothing_from_outside(full: tuple[str, str]) -> None:
     assert "url(" not in full[1]
     outside = {link for link in page.values("href") if not link.startswith("#")}
     assert outside == {"https://github.com/pytorch/vision/issues/6885"}
-    assert len(full[1]) < 1_500_000
+    assert len(full[1]) < 500_000
+    assert len(full[0].encode()) < 70_000
 
 
 def test_every_link_within_the_page_arrives(full: tuple[str, str]) -> None:
@@ -110,13 +113,86 @@ def test_tables_have_captions_and_scopes(full: tuple[str, str]) -> None:
     assert all(attributes.get("scope") for tag, attributes in tags if tag == "th")
 
 
+def rows_of(markdown: str, start: str) -> list[list[str]]:
+    """The cells of the pipe table's rows that start like this."""
+    lines = [line for line in markdown.splitlines() if line.startswith(start)]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
 def test_a_cell_is_readable_without_colour(full: tuple[str, str]) -> None:
     markdown, html = full
-    row = next(line for line in markdown.splitlines() if line.startswith("| output") and "| mmcv" in line)
-    cells = [cell.strip() for cell in row.strip("|").split("|")]
-    assert "1 timed out, 3 known, 3 match" in cells[2]
-    assert "3 defect, 3 known (inf)" in cells[-1]
-    assert "3 defect" in " ".join(Page(html).text.split())
+    plain, *_ = rows_of(markdown, "| output | mmcv |")
+    worst = formats.ratio(max(each.err_over_bound for each in sample() if _is_mmcv_output(each)))
+    assert plain[2] == f"3 1\u2717! 3\u2021 ({worst})"
+    text = " ".join(Page(html).text.split())
+    # What diverges has a line of its own.
+    assert f"1 new timeout3 known \u00d7{worst}3 match" in text
+
+
+def _is_mmcv_output(each: Record) -> bool:
+    place = each.provider, each.operator, each.quantity, each.boundary
+    return (
+        place == ("mmcv", "deform_conv2d", "output", "interior")
+        and each.err_over_bound == each.err_over_bound
+    )
+
+
+def test_zeros_are_counted_apart_and_diverge_nowhere(tmp_path: Path) -> None:
+    zeros = [record(case=name, status=Status.VACUOUS, err_over_bound=0.0, tested=0) for name in "ab"]
+    markdown, html = reports_of(tmp_path, [record(case="c"), *zeros], {})
+    assert rows_of(markdown, "| output |") == [["output", "reference", "1 2\u25cb (0.250)"]]
+    assert rows_of(markdown, "| reference |") == [
+        ["reference", "0.1.0", "1 of 3", "1", "1", "2", "0.250"],
+    ]
+    assert "1 match \u00d70.250, 2 vacuous" in " ".join(Page(html).text.split())
+    for text in (markdown, Page(html).text):
+        assert "1 comparison of reference 0.1.0 on 1 case: no new defect; 2 tested nothing but zeros." in text
+        assert text.count("None.") == 2
+
+
+def test_what_is_new_comes_before_what_is_known_and_is_unfolded(full: tuple[str, str]) -> None:
+    markdown, html = full
+    heads = [line for line in markdown.split("## Provider by")[0].splitlines() if line.startswith("### ")]
+    new = [head for head in heads if head.split(":")[0] in ("### Defect", "### New crash", "### New timeout")]
+    assert heads[: len(new) + 3] == [
+        *new,
+        "### Drift: composite 0.1.0, deform_conv2d",
+        "### Drift: composite 0.1.0, deform_conv2d_pack",
+        "### Drift: composite 0.1.0, modulated_deform_conv2d_pack",
+    ]
+    assert len(new) > 2
+    assert any(head.startswith("### torchvision-edge-closed: torchvision 0.29.1") for head in heads)
+    findings = [tag for _, tag in Page(html).tags if tag.get("class") == "finding"]
+    assert ["open" in tag for tag in findings] == [index < len(new) for index in range(len(findings))]
+    assert len(findings) == len(heads)
+
+
+def test_an_entry_says_where_it_shows_and_how_to_rerun_it(full: tuple[str, str]) -> None:
+    entry = (
+        full[0].replace("\\", "").split("### mmcv-cpu-layout: mmcv 2.2.0, deform_conv2d")[1].split("###")[0]
+    )
+    assert "reads strided and channels_last inputs as if they were contiguous" in entry
+    assert "known crash on" in entry
+    assert "- quantities: output; grad: input, offset, mask, weight" in entry
+    assert "- boundary classes: all 11" in entry
+    assert "- smallest case: `pytest conformance/ --case 'deform_conv2d_pack-n2c4" in entry
+
+
+@pytest.mark.parametrize(
+    ("hit", "text"),
+    [
+        ("abcdef", "all 6"),
+        ("abcde", "all 6 but f"),
+        ("abc", "a, b, c"),
+        ("a", "a"),
+    ],
+)
+def test_boundary_classes_are_said_shortly(hit: str, text: str) -> None:
+    assert formats.names(list(hit), list("abcdef")) == text
+    assert formats.names(["a", "b"], ["a", "b"]) == "a, b"
+    assert (
+        formats.quantities(["output", "grad:b", "grad:c.d", "gradcheck"]) == "output, gradcheck; grad: b, c.d"
+    )
 
 
 def test_what_is_shown_is_escaped(tmp_path: Path) -> None:
@@ -164,24 +240,29 @@ def test_a_pipe_stays_in_its_cell(tmp_path: Path) -> None:
     markdown, _ = reports_of(tmp_path, [record(), refused], {})
     lines = [line for line in markdown.splitlines() if "2 \\| 3" in line]
     assert len(lines) == 1
-    assert lines[0].replace("\\|", "").count("|") == 6
+    assert all(line.replace("\\|", "").count("|") == 6 for line in lines)
     heads = [line for line in markdown.splitlines() if line.startswith("|")]
     assert any("grad\\|x" in line for line in heads)
 
 
 def test_what_is_cut_is_counted(tmp_path: Path) -> None:
-    worst = tuple(Element((number,), 1.0, 2.0, 9.0) for number in range(render.ELEMENTS + 3))
+    worst = tuple(Element((number,), 1.0, 2.0, 9.0) for number in range(render.NEW_ELEMENTS + 3))
     records = [
         record(status=Status.DEFECT, boundary=f"class {number:03}", worst=worst, message="x" * 5000)
         for number in range(render.HTML_GROUPS + 25)
+    ]
+    records += [
+        record(status=Status.DEFECT, operator=f"operator_{number}")
+        for number in range(render.MARKDOWN_NEW + 2)
     ]
     markdown, html = reports_of(tmp_path, records, {})
     assert "25 more groups, none worse" in html
     assert "(3 more are in records.parquet)" in html
     assert "5,000 characters" in html
-    assert html.count("<details ") == render.HTML_GROUPS
-    assert f"{len(records) - render.MARKDOWN_ROWS} more such groups" in markdown
-    assert markdown.count("pytest conformance/") == render.MARKDOWN_GROUPS
+    assert html.count('class="group"') == render.HTML_GROUPS + render.MARKDOWN_NEW + 2
+    assert f"{render.HTML_GROUPS + 25 - render.MARKDOWN_ROWS} more such groups" in markdown
+    assert "3 more new findings are in index.html" in markdown
+    assert markdown.count("- smallest case") == render.MARKDOWN_NEW
 
 
 @pytest.mark.parametrize("records", [[], [record()]], ids=["nothing", "one match"])
@@ -238,7 +319,10 @@ def test_render_and_show_from_the_command_line(tmp_path: Path) -> None:
     # The run was interrupted: nobody merged its records.
     shown = CliRunner().invoke(main, ["show", "--root", str(tmp_path)])
     assert shown.exit_code == 0, shown.output
-    assert "1 new defect in mmcv 2.2.0" in " ".join(shown.output.split())
+    said = " ".join(shown.output.split())
+    assert "1 new defect in mmcv 2.2.0" in said
+    assert "defect mmcv 2.2.0, deform_conv2d" in said
+    assert formats.command(record().case) in said
     made = CliRunner().invoke(main, ["render", folder.run, "--root", str(tmp_path)])
     assert made.exit_code == 0, made.output
     before = (folder.path / "index.html").read_text()

@@ -11,14 +11,14 @@ import random
 import sys
 from typing import Any
 
-from reports import render, tables
+from reports import render
 from reports.record import Element, Record, Status
 from reports.store import RunFolder
 
 VERSIONS = {"reference": "0.1.0", "composite": "0.1.0", "torchvision": "0.29.1", "mmcv": "2.2.0"}
 BOUNDARIES = [
-    *("interior", "integer", "below_integer", "above_integer", "last_pixel", "rim"),
-    *("edge", "below_edge", "above_edge", "outside", "non_finite"),
+    *("interior", "integer", "last_pixel", "rim", "edge_low", "outside", "zero", "non_finite"),
+    *("below_integer_ulp", "above_integer_ulp", "below_integer_nano"),
 ]
 GRADIENTS = {
     "deform_conv2d": ["input", "offset", "mask", "weight", "bias"],
@@ -72,7 +72,7 @@ def record(**changes: Any) -> Record:
 
 def elements(draw: random.Random, boundary: str, scale: float, count: int = 8) -> tuple[Element, ...]:
     """Worst elements, the worst first, with one sample for a few and many for the others."""
-    where = {"edge": -1.0, "below_integer": 2 - 1e-13, "outside": -1.75, "non_finite": math.nan}.get(
+    where = {"edge_low": -1.0, "below_integer_nano": 2 - 1e-13, "outside": -1.75, "non_finite": math.nan}.get(
         boundary, 1.5
     )
     found = []
@@ -96,7 +96,7 @@ def _verdict(
     """What a provider does on a case: what the released versions show, and more."""
     deform = operator != "roi_align"
     if provider == "torchvision":
-        if deform and boundary == "edge" and "offset" in quantity:
+        if deform and boundary == "edge_low" and "offset" in quantity:
             return {"status": Status.CONVENTION, "convention": "closed", "ledger": "torchvision-edge-closed"}
         if operator == "roi_align" and boundary == "non_finite":
             return {
@@ -106,13 +106,16 @@ def _verdict(
             }
     if provider == "mmcv" and deform:
         if layout != "contiguous":
+            if boundary == "outside" and quantity == "grad:input":
+                crash = {"message": "the process died of SIGSEGV", "tested": 0, "elements": 0}
+                return {"status": Status.CRASHED, "ledger": "mmcv-cpu-layout", **crash}
             return {"status": Status.KNOWN, "ledger": "mmcv-cpu-layout"}
-        if dtype == "float64" and boundary == "below_integer":
+        if dtype == "float64" and boundary == "below_integer_nano":
             return {"status": Status.KNOWN, "ledger": "mmcv-cpu-float32-floor"}
         if boundary == "non_finite" and quantity in ("output", "grad:offset"):
             return {"status": Status.DEFECT, "message": "0 where the oracle has NaN | <b>both</b> backends"}
     if provider == "composite" and quantity == "grad:mask" and boundary == "outside":
-        return {"status": Status.VACUOUS, "tested": 0, "err_over_bound": math.nan}
+        return {"status": Status.VACUOUS, "tested": 0, "err_over_bound": 0.0}
     if provider == "composite" and dtype == "bfloat16" and quantity == "grad:weight":
         return {"status": Status.DRIFT, "message": "err/bound 0.81, ten times the baseline's 0.07"}
     return {}
@@ -187,7 +190,6 @@ def test_the_sample_is_like_a_run() -> None:
     assert 5000 < len(records) < 8000
     assert {each.status for each in records} == set(Status) - {Status.UNAVAILABLE}
     assert {each.provider for each in records} == set(VERSIONS)
-    assert set(tables.DIVERGENCES) <= {each.status for each in records}
 
 
 if __name__ == "__main__":

@@ -3,19 +3,17 @@
   const form = document.getElementById("filter");
   const findings = [...document.querySelectorAll(".finding")].map((node) => ({
     node,
-    groups: [...node.querySelectorAll("details")].map((details) => ({ details, text: details.textContent.toLowerCase() })),
-    text: [...node.querySelectorAll(":scope > h3, :scope > p")].map((part) => part.textContent.toLowerCase()).join(" "),
+    groups: [...node.querySelectorAll(".group")].map((details) => ({ details, text: details.textContent.toLowerCase() })),
+    text: node.querySelector("summary").textContent.toLowerCase(),
   }));
   const total = findings.reduce((sum, finding) => sum + finding.groups.length, 0);
 
   function apply() {
     const wanted = form.elements.text.value.trim().toLowerCase();
+    const provider = form.elements.provider.value;
     let shown = 0;
     for (const { node, groups, text } of findings) {
-      const chosen = ["status", "provider", "operator"].every((name) => {
-        const value = form.elements[name].value;
-        return !value || node.dataset[name] === value;
-      });
+      const chosen = !provider || node.dataset.provider === provider;
       let any = false;
       for (const group of groups) {
         const visible = chosen && (group.text.includes(wanted) || text.includes(wanted));
@@ -24,6 +22,8 @@
         shown += visible;
       }
       node.hidden = !any;
+      // What was searched for should not stay folded.
+      if (wanted && any) node.open = true;
     }
     form.querySelector("output").textContent = shown === total ? `${total} groups` : `${shown} of ${total} groups`;
   }
@@ -36,7 +36,7 @@
       form.reset();
       apply();
     }
-    if (target instanceof HTMLDetailsElement) target.open = true;
+    for (let node = target.closest("details"); node; node = node.parentElement.closest("details")) node.open = true;
     target.scrollIntoView();
   }
 
@@ -44,7 +44,10 @@
   form.addEventListener("submit", (event) => event.preventDefault());
   form.elements.toggle.addEventListener("click", (event) => {
     const open = event.target.textContent === "Open all";
-    for (const { groups } of findings) for (const { details } of groups) details.open = open && !details.hidden;
+    for (const { node, groups } of findings) {
+      node.open = open;
+      for (const { details } of groups) details.open = open && !details.hidden;
+    }
     event.target.textContent = open ? "Close all" : "Open all";
   });
   addEventListener("hashchange", reveal);
