@@ -22,8 +22,16 @@ from reports.record import Element, Record, Status
 # An exception that speaks of the implementation's insides is no clear refusal.
 _UNCLEAR = re.compile(r"INTERNAL ASSERT|std::|bad_alloc|^(MemoryError|IndexError|AttributeError|SystemError)")
 
-# Statuses that fail a run unless the ledger knows them.
-_DIVERGENT = (Status.CONVENTION, Status.DEFECT, Status.CRASHED, Status.TIMED_OUT)
+# Statuses that fail a run, unless the ledger has an entry of one of these kinds: reading out of bounds may kill the
+# process or give a wrong result.
+_KINDS = {
+    Status.CONVENTION: ("convention",),
+    Status.DEFECT: ("defect", "crash"),
+    Status.CRASHED: ("crash",),
+    Status.TIMED_OUT: ("crash",),
+}
+
+_FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-]+)")
 
 
 class FaultFoundError(Exception):
@@ -112,15 +120,17 @@ class Bench:
         for record in records:
             booked = self._look_up(case, record)
             self._append(booked)
-            if booked.status in _DIVERGENT and not booked.ledger:
+            if booked.status in _KINDS and not booked.ledger:
                 what = f"{booked.provider} {booked.version}: {booked.quantity} {booked.status}"
                 unknown.append(" ".join(filter(None, (what, booked.convention, booked.message))))
         return unknown
 
     def _look_up(self, case: Case, record: Record) -> Record:
-        if record.status not in _DIVERGENT:
+        if record.status not in _KINDS:
             return record
-        entry = self.ledger.find(record.provider, record.version, case, record.quantity)
+        entry = self.ledger.find(
+            record.provider, record.version, case, record.quantity, _KINDS[record.status]
+        )
         if entry is None:
             return record
         known = Status.KNOWN if record.status is Status.DEFECT else record.status
@@ -153,7 +163,12 @@ def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], 
         promised = getattr(loaded.provider, "promises_everything", False)
         status = Status.DEFECT if found or promised or _UNCLEAR.search(message) else Status.UNSUPPORTED
         message = message.removeprefix(f"{FaultFoundError.__name__}: ")
-    return _Answer({}, time.perf_counter() - started, status, message.strip().split("\n")[0][:500])
+    return _Answer({}, time.perf_counter() - started, status, _one_line(message))
+
+
+def _one_line(message: str) -> str:
+    """The beginning of a message, without the folders of this machine."""
+    return _FOLDERS.sub("", " ".join(message.split()))[:300]
 
 
 def _judge_by_conventions(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import operator
 import re
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, fields
 from fnmatch import fnmatchcase
 from pathlib import Path
@@ -72,13 +72,15 @@ class Ledger:
     def __init__(self, entries: Iterable[Entry]) -> None:
         self.entries = tuple(entries)
 
-    def find(self, provider: str, version: str, case: Case, quantity: str) -> Entry | None:
-        """The first entry that knows of a divergence of this quantity; None when there is none."""
+    def find(
+        self, provider: str, version: str, case: Case, quantity: str, kinds: Collection[str] = KINDS
+    ) -> Entry | None:
+        """The first entry of one of the kinds that knows of a divergence of this quantity; None if there is none."""
         return next(
             (
                 entry
                 for entry in self.entries
-                if entry.concerns(provider, version) and entry.covers(case, quantity)
+                if entry.kind in kinds and entry.concerns(provider, version) and entry.covers(case, quantity)
             ),
             None,
         )
@@ -91,11 +93,13 @@ class Ledger:
             if entry.provider in versions and entry.concerns(entry.provider, versions[entry.provider])
         ]
 
-    def stale(self, versions: dict[str, str], asked: set[tuple[str, str]], hit: set[str]) -> list[Entry]:
-        """The entries whose own case was asked of their provider, and which no record needed.
+    def stale(
+        self, versions: dict[str, str], asked: set[tuple[str, str]], hit: set[tuple[str, str]]
+    ) -> list[Entry]:
+        """The entries whose own case was asked of their provider, and does not diverge.
 
         ``versions`` are the available providers', ``asked`` the (provider, case id) pairs that were compared, ``hit``
-        the ids of the entries that a divergence was booked on.
+        the (entry id, case id) pairs on which a divergence was booked.
         """
         return [
             entry
@@ -103,7 +107,7 @@ class Ledger:
             if entry.provider in versions
             and entry.concerns(entry.provider, versions[entry.provider])
             and (entry.provider, entry.case) in asked
-            and entry.id not in hit
+            and (entry.id, entry.case) not in hit
         ]
 
 
@@ -115,9 +119,14 @@ def read(paths: Sequence[Path] = (LEDGER,)) -> Ledger:
     entries: list[Entry] = []
     for path in paths:
         try:
-            rows = tomllib.loads(path.read_text(encoding="utf-8")).get("divergence", [])
+            content = tomllib.loads(path.read_text(encoding="utf-8"))
         except (OSError, tomllib.TOMLDecodeError) as error:
             raise ValueError(f"ledger {path}: {error}") from error
+        rows = content.pop("divergence", [])
+        if content:
+            raise ValueError(f"ledger {path}: unknown key {sorted(content)[0]!r}, expected divergence")
+        if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
+            raise ValueError(f"ledger {path}: 'divergence' must be tables, [[divergence]]")
         entries += [_entry(path, row) for row in rows]
     ids = [entry.id for entry in entries]
     if repeated := {entry_id for entry_id in ids if ids.count(entry_id) > 1}:
@@ -140,11 +149,16 @@ def _entry(path: Path, row: dict[str, Any]) -> Entry:
         case = parse_case(row["case"])
     except (InvalidSpecifier, ValueError) as error:
         raise ValueError(f"{where}: {error}") from error
-    condition = {
-        axis: (values,) if isinstance(values, str) else tuple(values)
-        for axis, values in row.get("condition", {}).items()
-    }
-    entry = Entry(**{**row, "condition": tuple(sorted(condition.items()))})
+    condition = row.get("condition", {})
+    if not isinstance(condition, dict):
+        raise ValueError(f"{where}: condition must be a table from axes to values")
+    condition = {axis: (values,) if isinstance(values, str) else values for axis, values in condition.items()}
+    for axis, values in condition.items():
+        if not isinstance(values, (list, tuple)) or not all(isinstance(value, str) for value in values):
+            raise ValueError(f"{where}: condition: {axis!r} must be a string or a list of strings")
+    entry = Entry(
+        **{**row, "condition": tuple(sorted((axis, tuple(values)) for axis, values in condition.items()))}
+    )
     if not fnmatchcase(case.operator, entry.operator) or not all(
         _holds(case, axis, allowed) for axis, allowed in entry.condition
     ):

@@ -143,7 +143,8 @@ class Run:
         description = {**self._description(), "finished": _now()}
         table = self.folder.merge(description)
         asked = set(zip(table["provider"], table["case"], strict=True))
-        stale = self.ledger.stale(self.versions, asked, set(table["ledger"]))
+        hit = set(zip(table["ledger"], table["case"], strict=True))
+        stale = self.ledger.stale(self.versions, asked, hit)
         self._stale = [
             f"ledger: {entry.id} no longer holds: {entry.provider} does not diverge on {entry.case}"
             for entry in stale

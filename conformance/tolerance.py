@@ -38,10 +38,7 @@ class Expected:
 
 
 def bound(expected: Expected, dtype: torch.dtype) -> Tensor:
-    """The largest allowed error of each element, in float64, for a result of ``dtype``.
-
-    Infinite where the exact value is too large for the dtype.
-    """
+    """The largest allowed error of each element, in float64, for a result of ``dtype``."""
     wide = accumulation_dtype(dtype)
     limit = expected.roundings * unit_roundoff(wide) * expected.majorant
     limit = limit + (expected.majorant > 0) * torch.finfo(wide).smallest_normal * torch.finfo(wide).eps
@@ -61,7 +58,7 @@ def rms_limit(roundings: int) -> float:
 
 
 def ulp(values: Tensor, dtype: torch.dtype) -> Tensor:
-    """The unit in the last place of ``dtype`` at each value, in float64."""
+    """The unit in the last place of ``dtype`` at each value, in float64; zero counts as 1/2."""
     info = torch.finfo(dtype)
     _, exponent = torch.frexp(values.abs().double())
     spacing = torch.ldexp(torch.full_like(values, info.eps, dtype=torch.float64), exponent - 1)

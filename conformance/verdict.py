@@ -38,11 +38,13 @@ class Verdict:
     worst: tuple[WorstElement, ...] = field(default=())
 
 
-def judge(got: Tensor | None, expected: Expected, dtype: torch.dtype) -> Verdict:
+def judge(got: object, expected: Expected, dtype: torch.dtype) -> Verdict:
     """The verdict on a result that should have the expected shape, ``dtype`` and values."""
     elements = expected.value.numel()
     if got is None:
         return Verdict("there is none", elements=elements)
+    if not isinstance(got, Tensor):
+        return Verdict(f"it is a {type(got).__name__}, expected a tensor", elements=elements)
     if got.shape != expected.value.shape:
         return Verdict(
             f"shape is {tuple(got.shape)}, expected {tuple(expected.value.shape)}", elements=elements
@@ -62,7 +64,9 @@ def _judge_values(got: Tensor, expected: Expected, dtype: torch.dtype) -> Verdic
     else:
         limit = bound(expected, dtype)
     error = (got - value).abs()
-    error = torch.where(got == value, torch.zeros_like(error), error).nan_to_num(nan=math.inf)
+    error = torch.where(got == value, torch.zeros_like(error), error).nan_to_num(
+        nan=math.inf, posinf=math.inf
+    )
     ratio = torch.where(error > 0, error / limit, torch.zeros_like(error))
     tested = expected.majorant > 0
     rms = _rms(error, expected, dtype) if not expected.exact and dtype == accumulation_dtype(dtype) else 0.0
@@ -88,11 +92,17 @@ def _judge_values(got: Tensor, expected: Expected, dtype: torch.dtype) -> Verdic
         highest,
         rms,
         float(error.max()),
-        float((error / ulp(value, dtype)).max()),
+        _ulp_error(error, value, dtype),
         value.numel(),
         int(tested.sum()),
         worst,
     )
+
+
+def _ulp_error(error: Tensor, value: Tensor, dtype: torch.dtype) -> float:
+    """The largest error in units in the last place; zeros have no such place, and don't count."""
+    ulps = error / ulp(value, dtype)
+    return float(torch.where(value != 0, ulps, 0).max())
 
 
 def _rms(error: Tensor, expected: Expected, dtype: torch.dtype) -> float:
