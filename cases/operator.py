@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 
 from torch import Tensor
 
-from cases.case import Case, Value, parse_axes
+from cases.case import Case, Value, parse_axes, write_value
 from cases.data import DATA_SETS
 from cases.dtypes import DTYPES
 
@@ -74,6 +74,17 @@ def one_of(axis: str, values: Sequence[str]) -> Constraint[Any]:
     def why(case: Case) -> str:
         value = getattr(case, axis)
         return "" if value in values else f"{axis} is {value!r}, expected one of {', '.join(values)}"
+
+    return Constraint((axis,), why)
+
+
+def at_least(axis: str, smallest: int) -> Constraint[Any]:
+    """The constraint that an axis, or both of its numbers, is no smaller."""
+
+    def why(case: Case) -> str:
+        value = getattr(case, axis)
+        lowest = min(value) if isinstance(value, tuple) else value
+        return "" if lowest >= smallest else f"{axis} is {write_value(value)}, expected at least {smallest}"
 
     return Constraint((axis,), why)
 

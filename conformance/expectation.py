@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ class Expectation:
         self.dtype = DTYPES[case.dtype]
         self.inputs: Tensors = self.operator.sample(case)
         self.differentiable = self.operator.differentiable(case)
+        self._computed: dict[tuple[str, str], Expectations] = {}
         self._wide = {name: tensor.double() for name, tensor in self.inputs.items()}
 
     @functools.cached_property
@@ -48,24 +50,36 @@ class Expectation:
             for name in self.differentiable
         }
 
-    @functools.cache  # noqa: B019 - one Expectation lives as long as its case is asked about
     def output(self, convention: str) -> Expectations:
         """The output under a convention."""
-        value, majorant = (self._forward(arithmetic, convention)[0].detach() for arithmetic in Arithmetic)
-        return {"output": self._expected("output", value, majorant)}
+        return self._once("output", convention, self._output)
 
-    @functools.cache  # noqa: B019
     def gradients(self, convention: str) -> Expectations:
         """The gradient of every differentiable input under grad_output."""
+        return self._once("gradients", convention, self._gradients)
+
+    def double_backward(self, convention: str) -> Expectations:
+        """The gradients of <gradients, grad_gradients> by every input and by grad_output."""
+        return self._once("double_backward", convention, self._double_backward)
+
+    def _once(self, what: str, convention: str, compute: Callable[[str], Expectations]) -> Expectations:
+        key = (what, convention)
+        if key not in self._computed:
+            self._computed[key] = compute(convention)
+        return self._computed[key]
+
+    def _output(self, convention: str) -> Expectations:
+        value, majorant = (self._forward(arithmetic, convention)[0] for arithmetic in Arithmetic)
+        return {"output": self._expected("output", value, majorant)}
+
+    def _gradients(self, convention: str) -> Expectations:
         value, majorant = (self._first_order(arithmetic, convention)[0] for arithmetic in Arithmetic)
         return {
-            f"grad:{name}": self._expected(f"grad:{name}", value[name].detach(), majorant[name].detach())
+            f"grad:{name}": self._expected(f"grad:{name}", value[name], majorant[name])
             for name in self.differentiable
         }
 
-    @functools.cache  # noqa: B019
-    def double_backward(self, convention: str) -> Expectations:
-        """The gradients of <gradients, grad_gradients> by every input and by grad_output."""
+    def _double_backward(self, convention: str) -> Expectations:
         value, majorant = (self._second_order(arithmetic, convention) for arithmetic in Arithmetic)
         return {
             f"gradgrad:{name}": self._expected(f"gradgrad:{name}", value[name], majorant[name])
@@ -102,6 +116,7 @@ class Expectation:
         second_order = quantity.startswith("gradgrad:")
         # Second order is two first-order passes in a row, over the longest of their sums.
         roundings = 2 * max(self.roundings.values()) if second_order else self.roundings[quantity]
+        value, majorant = value.detach(), majorant.detach()
         return Expected(value, majorant, roundings, exact=self._is_exact(majorant))
 
     def _is_exact(self, majorant: Tensor) -> bool:

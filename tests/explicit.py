@@ -39,12 +39,9 @@ class DeformConv:
     kind: type[np.floating] = np.float64
 
     def _inside(self, y: float, length: int) -> bool:
-        return (-1 <= y if self.closed else -1 < y) and y < length
+        return (y >= -1 if self.closed else y > -1) and y < length
 
-    def _magnitude(self, array: Array | None) -> Array | None:
-        return np.abs(array) if self.absolute and array is not None else array
-
-    def _samples(self, image: Array, offset: Array, kernel: Pair) -> Iterator[tuple[tuple[int, ...], float, float]]:
+    def _samples(self, offset: Array, kernel: Pair) -> Iterator[tuple[tuple[int, ...], float, float]]:
         """(n, offset group, tap, oy, ox) and y, x of every sample, coordinates rounded once to ``kind``."""
         kh, kw = kernel
         n_images, _, oh, ow = offset.shape
@@ -65,10 +62,18 @@ class DeformConv:
         return [(pixel, weight, slope) for pixel, weight, slope in both if 0 <= pixel < length]
 
     def __call__(
-        self, image: Array, offset: Array, weight: Array, bias: Array | None, mask: Array | None, grad: Array | None
+        self,
+        image: Array,
+        offset: Array,
+        weight: Array,
+        bias: Array | None,
+        mask: Array | None,
+        grad: Array,
     ) -> dict[str, Array]:
-        """``output`` and, given grad_output, ``grad:NAME`` of each tensor that is not None."""
-        image, weight, bias, mask, grad = map(self._magnitude, (image, weight, bias, mask, grad))
+        """``output`` and, under grad_output, ``grad:NAME`` of each tensor that is not None."""
+        if self.absolute:
+            image, weight, grad = np.abs(image), np.abs(weight), np.abs(grad)
+            bias, mask = (None if array is None else np.abs(array) for array in (bias, mask))
         n_images, channels, height, width = image.shape
         outputs, group_channels, kh, kw = weight.shape
         oh, ow = offset.shape[2:]
@@ -76,10 +81,9 @@ class DeformConv:
         out = np.zeros((n_images, outputs, oh, ow))
         if bias is not None:
             out += bias[None, :, None, None]
-        result = {"output": out}
         d_image, d_offset, d_weight = (np.zeros(array.shape) for array in (image, offset, weight))
         d_mask = np.zeros((n_images, self.offset_groups * taps, oh, ow))
-        for (n, og, k, oy, ox), y, x in self._samples(image, offset, (kh, kw)):
+        for (n, og, k, oy, ox), y, x in self._samples(offset, (kh, kw)):
             if not (self._inside(y, height) and self._inside(x, width)):
                 continue
             ky, kx = divmod(k, kw)
@@ -95,8 +99,6 @@ class DeformConv:
                 for o in range(first, first + outputs // self.groups):
                     w = weight[o, local, ky, kx]
                     out[n, o, oy, ox] += w * m * value
-                    if grad is None:
-                        continue
                     g = grad[n, o, oy, ox]
                     d_weight[o, local, ky, kx] += g * m * value
                     d_mask[n, og * taps + k, oy, ox] += g * w * value
@@ -104,23 +106,29 @@ class DeformConv:
                     d_offset[n, 2 * (og * taps + k) + 1, oy, ox] += g * w * m * slope_x
                     for (py, wy, _), (px, wx, _) in corners:
                         d_image[n, c, py, px] += g * w * m * wy * wx
-        if grad is not None:
-            result |= {"grad:input": d_image, "grad:offset": d_offset, "grad:weight": d_weight}
-            if mask is not None:
-                result["grad:mask"] = d_mask
-            if bias is not None:
-                result["grad:bias"] = grad.sum((0, 2, 3))
+        result: dict[str, Array] = {"output": out, "grad:input": d_image}
+        result |= {"grad:offset": d_offset, "grad:weight": d_weight}
+        if mask is not None:
+            result["grad:mask"] = d_mask
+        if bias is not None:
+            result["grad:bias"] = grad.sum((0, 2, 3))
         return result
 
 
-def convolution(image: Array, weight: Array, bias: Array, stride: Pair, padding: Pair, dilation: Pair) -> Array:
+def convolution(
+    image: Array, weight: Array, bias: Array, stride: Pair, padding: Pair, dilation: Pair
+) -> Array:
     """A plain convolution (N, O, oh, ow)."""
     size = [
         (length + 2 * p - d * (k - 1) - 1) // s + 1
-        for length, p, d, k, s in zip(image.shape[2:], padding, dilation, weight.shape[2:], stride, strict=True)
+        for length, p, d, k, s in zip(
+            image.shape[2:], padding, dilation, weight.shape[2:], stride, strict=True
+        )
     ]
-    out = np.zeros((image.shape[0], weight.shape[0], *size)) + bias[None, :, None, None]
-    for n, o, c, oy, ox, y, x, ky, kx in _convolution_terms(image, weight, out.shape, stride, padding, dilation):
+    out: Array = np.zeros((image.shape[0], weight.shape[0], *size)) + bias[None, :, None, None]
+    for n, o, c, oy, ox, y, x, ky, kx in _convolution_terms(
+        image, weight, out.shape, stride, padding, dilation
+    ):
         out[n, o, oy, ox] += weight[o, c, ky, kx] * image[n, c, y, x]
     return out
 
@@ -130,7 +138,9 @@ def convolution_gradients(
 ) -> tuple[Array, Array, Array]:
     """The gradients of `convolution` by image, weight and bias."""
     d_image, d_weight = np.zeros(image.shape), np.zeros(weight.shape)
-    for n, o, c, oy, ox, y, x, ky, kx in _convolution_terms(image, weight, grad.shape, stride, padding, dilation):
+    for n, o, c, oy, ox, y, x, ky, kx in _convolution_terms(
+        image, weight, grad.shape, stride, padding, dilation
+    ):
         d_image[n, c, y, x] += weight[o, c, ky, kx] * grad[n, o, oy, ox]
         d_weight[o, c, ky, kx] += image[n, c, y, x] * grad[n, o, oy, ox]
     return d_image, d_weight, grad.sum((0, 2, 3))

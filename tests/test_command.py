@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pandas as pd
@@ -18,7 +20,7 @@ HOSTILE = f"{QUICK},offsets=non_finite"
 ALONE = "--without=composite,torchvision,mmcv"
 
 
-def run(runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+def run(runs: Path, *arguments: str, python_path: Path = ROOT / "tests") -> subprocess.CompletedProcess[str]:
     """The command in a process of its own, with its records below ``runs``."""
     command = [
         sys.executable,
@@ -30,7 +32,7 @@ def run(runs: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         f"--runs={runs}",
         *arguments,
     ]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "tests")}
+    environment = {**os.environ, "PYTHONPATH": str(python_path)}
     return subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -151,6 +153,21 @@ def test_records_are_the_same_under_xdist(tmp_path: Path) -> None:
         records(tmp_path / name).drop(columns=["run", "seconds"]) for name in ("alone", "spread")
     )
     pd.testing.assert_frame_equal(alone, spread)
+
+
+def test_the_readme_s_provider_works(tmp_path: Path) -> None:
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    (example,) = [
+        block for block in re.findall(r"```python\n(.*?)```", readme, re.DOTALL) if "class MyPort" in block
+    ]
+    assert example.count("\n") < 30
+    (tmp_path / "my_module.py").write_text(textwrap.dedent(example), encoding="utf-8")
+    case = "deform_conv2d/offsets=rim"
+    done = run(tmp_path, ALONE, f"--case={case}", "--provider=my_module:MyPort", python_path=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    mine = records(tmp_path).query("provider == 'my-port'")
+    assert set(mine["status"]) == {"match", "unsupported"}
+    assert (mine["status"] == "match").sum() == 6
 
 
 def test_other_pytest_runs_start_no_run(tmp_path: Path) -> None:

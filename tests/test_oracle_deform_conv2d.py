@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import numpy as np
 import pytest
 import torch
-from explicit import Array, DeformConv, no_excess
+from explicit import Array, DeformConv
 from torch import Tensor
 
 from cases.coordinates import BOUNDARIES, classify
@@ -24,7 +23,13 @@ from conformance.expectation import Expectation
 GEOMETRIES = {
     "plain": {"in_channels": 2, "out_channels": 1, "size": (3, 4), "kernel": (2, 1)},
     "groups": {"in_channels": 4, "out_channels": 4, "size": (3, 3), "kernel": (1, 2), "groups": 2},
-    "offset_groups": {"in_channels": 4, "out_channels": 2, "size": (3, 3), "kernel": (1, 2), "offset_groups": 2},
+    "offset_groups": {
+        "in_channels": 4,
+        "out_channels": 2,
+        "size": (3, 3),
+        "kernel": (1, 2),
+        "offset_groups": 2,
+    },
     "crossed_groups": {
         "in_channels": 6,
         "out_channels": 2,
@@ -95,7 +100,9 @@ def assert_oracle_is_explicit(case: DeformConv2dCase, kind: type[np.floating] = 
 @pytest.mark.parametrize("mask", [True, False], ids=["v2", "v1"])
 @pytest.mark.parametrize("geometry", GEOMETRIES)
 def test_geometry(geometry: str, mask: bool) -> None:
-    case = DeformConv2dCase(dtype="float64", batch=2, offsets="mixed", mask=mask, bias=mask, **GEOMETRIES[geometry])  # type: ignore[arg-type]
+    case = DeformConv2dCase(
+        dtype="float64", batch=2, offsets="mixed", mask=mask, bias=mask, **GEOMETRIES[geometry]
+    )  # type: ignore[arg-type]
     assert_oracle_is_explicit(case)
 
 
@@ -127,19 +134,19 @@ def test_coordinates_are_rounded_as_the_dtype_under_test_rounds_them(
 
 
 def test_the_conventions_differ_at_the_low_edge_only() -> None:
-    expectation = Expectation(dataclasses.replace(SMALL, offsets="mixed", batch=8))
-    y, x = (axis.detach().numpy() for axis in positions(SMALL_OF_8, expectation.inputs["offset"].double()))
+    case = dataclasses.replace(SMALL, offsets="mixed", batch=8)
+    expectation = Expectation(case)
+    y, x = (axis.detach().numpy() for axis in positions(case, expectation.inputs["offset"].double()))
     at_edge = (classify(y, 3) == "edge_low") | (classify(x, 4) == "edge_low")
     both = [expectation.gradients(convention)["grad:offset"].value for convention in ("open", "closed")]
     differs = (both[0] != both[1]).reshape(8, 2, 2, *SMALL.output_size).any(2).numpy()
     assert differs.any()
     assert not (differs & ~at_edge[:, 0]).any()
     for name in ("input", "weight", "bias", "mask"):
-        opened, closed = (expectation.gradients(convention)[f"grad:{name}"].value for convention in ("open", "closed"))
+        opened, closed = (
+            expectation.gradients(convention)[f"grad:{name}"].value for convention in ("open", "closed")
+        )
         assert torch.equal(opened, closed)
-
-
-SMALL_OF_8 = dataclasses.replace(SMALL, offsets="mixed", batch=8)
 
 
 def pairing(case: DeformConv2dCase, values: dict[str, Array], cotangents: dict[str, Array]) -> float:
@@ -150,14 +157,18 @@ def pairing(case: DeformConv2dCase, values: dict[str, Array], cotangents: dict[s
 
 @pytest.mark.parametrize("boundary", ["interior", "rim"])
 @pytest.mark.parametrize("groups", [{}, {"groups": 2, "offset_groups": 2}], ids=["one_group", "groups"])
-def test_second_order_is_the_difference_of_explicit_first_order(boundary: str, groups: dict[str, int]) -> None:
+def test_second_order_is_the_difference_of_explicit_first_order(
+    boundary: str, groups: dict[str, int]
+) -> None:
     # The pairing is affine in every single element, so a central difference is exact within a cell.
-    case = dataclasses.replace(SMALL, batch=1, size=(3, 3), padding=(0, 0), offsets=boundary, **groups)
+    case = dataclasses.replace(SMALL, batch=1, size=(3, 3), padding=(0, 0), offsets=boundary, **groups)  # type: ignore[arg-type]
     expectation = Expectation(case)
     values = arrays(expectation)
     cotangents = {name: tensor.numpy() for name, tensor in expectation.grad_gradients.items()}
     second_order = expectation.double_backward("open")
-    assert set(second_order) == {f"gradgrad:{n}" for n in ("input", "offset", "weight", "bias", "mask", "grad_output")}
+    assert set(second_order) == {
+        f"gradgrad:{n}" for n in ("input", "offset", "weight", "bias", "mask", "grad_output")
+    }
     step = 2.0**-7
     for quantity, oracle in second_order.items():
         name = quantity.removeprefix("gradgrad:").replace("grad_output", "grad")
@@ -190,10 +201,3 @@ def test_second_order_majorant_bounds_every_sign_pattern() -> None:
         for name, each in flipped.double_backward("open").items():
             assert torch.allclose(each.majorant, majorant[name], rtol=1e-12)
             assert bool((each.value.abs() <= majorant[name] * (1 + 1e-12)).all())
-
-
-def test_no_excess_is_no_excess() -> None:
-    assert no_excess(0.3) == 0 == rounding_of_a_weight(-1.0) < rounding_of_a_weight(0.5)
-
-
-_ = functools

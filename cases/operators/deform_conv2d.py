@@ -24,7 +24,16 @@ from cases.coordinates import BOUNDARIES, SMOOTH, VOIDING, add_rounded, classify
 from cases.data import draw, draw_image
 from cases.dtypes import DTYPES
 from cases.layouts import LAYOUTS, lay_out
-from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, one_of, with_slope_of
+from cases.operator import (
+    Arithmetic,
+    Constraint,
+    Location,
+    Operator,
+    Tensors,
+    at_least,
+    one_of,
+    with_slope_of,
+)
 
 Pair = tuple[int, int]
 
@@ -110,7 +119,12 @@ def _why_class(case: DeformConv2dCase) -> str:
     return "" if reachable else f"an image of {case.size} has no such coordinates"
 
 
+_POSITIVE = ("in_channels", "out_channels", "size", "kernel", "stride", "dilation", "groups", "offset_groups")
+
 GEOMETRY = (
+    *(at_least(axis, 1) for axis in _POSITIVE),
+    *(at_least(axis, 0) for axis in ("batch", "padding")),
+    *(one_of(axis, LAYOUTS) for axis in ("layout", "grad_layout")),
     Constraint(("in_channels", "groups", "offset_groups"), _why_channels),
     Constraint(("out_channels", "groups"), _why_outputs),
     Constraint(("size", "kernel", "padding", "dilation"), _why_output_size),

@@ -21,7 +21,7 @@ from cases.coordinates import SMOOTH, classify
 from cases.data import draw, draw_image
 from cases.dtypes import DTYPES, accumulation_dtype
 from cases.layouts import LAYOUTS, lay_out
-from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, one_of
+from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, at_least, one_of
 from cases.operators.deform_conv2d import BILINEAR_ROUNDINGS
 
 Pair = tuple[int, int]
@@ -170,7 +170,7 @@ def bin_weights(case: RoIAlignCase, roi: Tensor, axis: int, arithmetic: Arithmet
     weights = (1 - fraction)[..., None] * (pixel == cell[..., None])
     weights = weights + fraction[..., None] * (pixel == cell[..., None] + 1)
     if arithmetic is Arithmetic.MAJORANT and not samples.exact:
-        near = (pixel - clamped[..., None]).abs() < 2
+        near = ((pixel - clamped[..., None]).abs() < 2).double()
         weights = weights + near * samples.magnitude * COORDINATE_ROUNDINGS / BILINEAR_ROUNDINGS
     return (weights * inside[..., None]).sum(1)
 
@@ -227,6 +227,9 @@ class RoIAlign(Operator[RoIAlignCase]):
     def constraints(self) -> tuple[Constraint[RoIAlignCase], ...]:
         return (
             one_of("boxes", BOXES),
+            *(one_of(axis, LAYOUTS) for axis in ("layout", "grad_layout")),
+            at_least("channels", 1),
+            *(at_least(axis, 0) for axis in ("rois", "sampling_ratio")),
             Constraint(("batch", "size", "output_size"), _why_empty),
             Constraint(("boxes", "size"), _why_class),
             Constraint(("scale", "boxes"), _why_scale),
@@ -241,9 +244,9 @@ class RoIAlign(Operator[RoIAlignCase]):
         random = case.generator()
         image = draw_image(case, random, (case.batch, case.channels, *case.size))
         rois = torch.zeros(case.rois, 5, dtype=DTYPES[case.dtype])
-        for roi in rois:
+        for number, roi in enumerate(rois):
             roi[0] = int(random.integers(case.batch))
-            roi[1:] = torch.as_tensor(_draw_box(case, random))
+            roi[1:] = torch.as_tensor(_draw_box(case, random, number), dtype=torch.float64)
         return {"input": lay_out(image, case.layout), "rois": lay_out(rois, case.layout)}
 
     def cotangent(self, case: RoIAlignCase, output: Tensor) -> Tensor:
@@ -297,12 +300,13 @@ class RoIAlign(Operator[RoIAlignCase]):
         )
 
 
-def _draw_box(case: RoIAlignCase, random: np.random.Generator) -> list[float]:
-    """x1, y1, x2, y2 in box units; one axis or both aim at the case's class.
+def _draw_box(case: RoIAlignCase, random: np.random.Generator, number: int) -> list[float]:
+    """x1, y1, x2, y2 in box units of the case's box ``number``; one axis or both aim at the case's class.
 
-    Of classes that come to nothing, some boxes have neither.
+    Of classes that come to nothing, the last of several boxes has neither, so that something is tested.
     """
-    aims = int(random.integers(4 if case.boxes in ("outside", "non_finite") else 3))
+    voiding = case.boxes in ("outside", "non_finite") and case.rois > 1
+    aims = 3 if voiding and number == case.rois - 1 else int(random.integers(3))
     kinds = [case.boxes if aims not in (axis, 3) else "beside" for axis in (0, 1)]
     (y1, y2), (x1, x2) = (_draw_span(case, random, axis, kind) for axis, kind in enumerate(kinds))
     return [x1, y1, x2, y2]
@@ -315,7 +319,8 @@ def _draw_span(case: RoIAlignCase, random: np.random.Generator, axis: int, kind:
         return float(first), float(last)
     for _ in range(200):
         start, extent = _draw_extent(case, random, axis, kind)
-        corners = torch.tensor([(start + shift), (start + shift + extent)]) / case.spatial_scale
+        both = torch.tensor([start + shift, start + shift + extent], dtype=torch.float64)
+        corners = both / case.spatial_scale
         first, last = corners.to(DTYPES[case.dtype]).tolist()
         if _is_clear(case, axis, first, last, NANO_CLEARANCE if kind == "above_grid_nano" else CLEARANCE):
             return first, last
