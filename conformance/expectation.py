@@ -12,11 +12,15 @@ from torch import Tensor
 from cases.case import Case
 from cases.data import draw
 from cases.dtypes import DTYPES, accumulation_dtype, unit_roundoff
+from cases.interpolation import BILINEAR_ROUNDINGS
 from cases.operator import Arithmetic, Operator, Tensors, all_operators
 from conformance.tolerance import Expected
 
 Gradients = dict[str, Tensor | None]
 Expectations = dict[str, Expected]
+
+# Three products of a bilinear value, a mask and a cotangent, and their two additions.
+TERM_ROUNDINGS = 3 * (BILINEAR_ROUNDINGS + 2) + 2
 
 
 class Expectation:
@@ -113,9 +117,13 @@ class Expectation:
         return dict(zip(names, second, strict=True))
 
     def _expected(self, quantity: str, value: Tensor, majorant: Tensor) -> Expected:
-        second_order = quantity.startswith("gradgrad:")
-        # Second order is two first-order passes in a row, over the longest of their sums.
-        roundings = 2 * max(self.roundings.values()) if second_order else self.roundings[quantity]
+        if quantity.startswith("gradgrad:"):
+            first_order = "output" if quantity == "gradgrad:grad_output" else quantity[len("grad") :]
+            # Its sums run over a product with a cotangent beside the first-order term, so both count, and a term
+            # is the sum of three such products.
+            roundings = 2 * self.roundings[first_order] + TERM_ROUNDINGS
+        else:
+            roundings = self.roundings[quantity]
         value, majorant = value.detach(), majorant.detach()
         return Expected(value, majorant, roundings, exact=self._is_exact(majorant))
 

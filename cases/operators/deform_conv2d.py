@@ -23,6 +23,7 @@ from cases.case import Case
 from cases.coordinates import BOUNDARIES, SMOOTH, VOIDING, add_rounded, classify, possible, sample_coordinates
 from cases.data import draw, draw_image
 from cases.dtypes import DTYPES
+from cases.interpolation import BILINEAR_ROUNDINGS
 from cases.layouts import LAYOUTS, lay_out
 from cases.operator import (
     Arithmetic,
@@ -36,9 +37,6 @@ from cases.operator import (
 )
 
 Pair = tuple[int, int]
-
-# Roundings on the path through one bilinear value: both weights, their product, the pixel, three additions.
-BILINEAR_ROUNDINGS = 7
 
 
 @dataclass(frozen=True)

@@ -20,9 +20,9 @@ from cases.case import Case
 from cases.coordinates import SMOOTH, classify
 from cases.data import draw, draw_image
 from cases.dtypes import DTYPES, accumulation_dtype
+from cases.interpolation import BILINEAR_ROUNDINGS
 from cases.layouts import LAYOUTS, lay_out
 from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, at_least, one_of
-from cases.operators.deform_conv2d import BILINEAR_ROUNDINGS
 
 Pair = tuple[int, int]
 
