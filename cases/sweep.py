@@ -37,13 +37,15 @@ def sweep(tier: str) -> list[Case]:
         raise ValueError(f"tier: got {tier!r}, expected one of {', '.join(TIERS)}")
     cases: dict[Case, None] = {}
     for operator in all_operators().values():
-        cases.update(dict.fromkeys(_operator_cases(operator, tier)))
+        for device in devices():
+            on_device = (replace(case, device=device) for case in _operator_cases(operator, tier))
+            cases.update(dict.fromkeys(filter(operator.valid, on_device)))
     # What may kill a process runs in a forked one, where accelerators don't work.
     return [case for case in cases if case.device == "cpu" or not case.hostile]
 
 
 def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
-    axes = {**(operator.smoke_axes if tier == "smoke" else operator.axes), "device": devices()}
+    axes = dict(operator.smoke_axes if tier == "smoke" else operator.axes)
     boundaries = operator.axes[operator.boundary_axis]
     for axis, value in operator.void.items():
         yield from covering_array(operator, {**operator.smoke_axes, axis: (value,)}, 1)

@@ -20,7 +20,9 @@ from conformance.verdict import Verdict, judge
 from reports.record import Element, Record, Status
 
 # An exception that speaks of the implementation's insides is no clear refusal.
-_UNCLEAR = re.compile(r"INTERNAL ASSERT|std::|bad_alloc|^(MemoryError|IndexError|AttributeError|SystemError)")
+_UNCLEAR = re.compile(
+    r"INTERNAL ASSERT|std::|bad_alloc|^(Memory|Index|Key|Attribute|Type|ZeroDivision|System)Error"
+)
 
 # Statuses that fail a run, unless the ledger has an entry of one of these kinds: reading out of bounds may kill the
 # process or give a wrong result.

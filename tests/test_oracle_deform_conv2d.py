@@ -11,8 +11,8 @@ from explicit import Array, DeformConv
 from torch import Tensor
 
 from cases.coordinates import BOUNDARIES, classify
+from cases.interpolation import BILINEAR_ROUNDINGS
 from cases.operators.deform_conv2d import (
-    BILINEAR_ROUNDINGS,
     OPERATOR,
     DeformConv2dCase,
     base_coordinates,
@@ -201,3 +201,23 @@ def test_second_order_majorant_bounds_every_sign_pattern() -> None:
         for name, each in flipped.double_backward("open").items():
             assert torch.allclose(each.majorant, majorant[name], rtol=1e-12)
             assert bool((each.value.abs() <= majorant[name] * (1 + 1e-12)).all())
+
+
+def test_roundings_counted_by_hand() -> None:
+    # A fresh 3x3 layer with padding 1: nine samples hit an inner pixel; 4 channels, 4 outputs, 2*30 pixels.
+    expectation = Expectation(DeformConv2dCase(offsets="zero"))
+    bilinear = 7  # two weights, their product, the pixel, three additions
+    assert expectation.roundings == {
+        "output": bilinear + 4 * 9 + 2,  # times mask and weight and the sum of 36, then the bias
+        "grad:input": 4 + 5 + 9,  # sum over outputs; mask, two weights, product, pixel; sum of nine
+        "grad:offset": 4 + bilinear + 1 + 4,  # and the mask; sum over channels
+        "grad:mask": 4 + bilinear + 4,
+        "grad:weight": bilinear + 2 + 60,
+        "grad:bias": 60,
+    }
+    grouped = Expectation(DeformConv2dCase(offsets="zero", groups=2, offset_groups=4)).roundings
+    assert (grouped["output"], grouped["grad:input"], grouped["grad:mask"]) == (
+        7 + 18 + 2,
+        2 + 5 + 9,
+        2 + 7 + 1,
+    )

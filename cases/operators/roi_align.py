@@ -19,7 +19,7 @@ from torch import Tensor
 from cases.case import Case
 from cases.coordinates import SMOOTH, classify
 from cases.data import draw, draw_image
-from cases.dtypes import DTYPES, accumulation_dtype
+from cases.dtypes import DTYPES, accumulation_dtype, unit_roundoff
 from cases.interpolation import BILINEAR_ROUNDINGS
 from cases.layouts import LAYOUTS, lay_out
 from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, at_least, one_of
@@ -154,10 +154,11 @@ def _positions(case: RoIAlignCase, roi: Tensor, axis: int, kind: type[np.floatin
     return result
 
 
-def bin_weights(case: RoIAlignCase, roi: Tensor, axis: int, arithmetic: Arithmetic) -> Tensor:
+def bin_weights(case: RoIAlignCase, roi: Tensor, axis: int) -> tuple[Tensor, Tensor]:
     """The weight of each pixel of an axis in each bin, summed over the grid: (bins, length).
 
-    In the majorant the pixels around an inexact sample also carry the coordinate's rounding error.
+    With them what the roundings of an inexact coordinate may change in each, in unit roundoffs over
+    BILINEAR_ROUNDINGS, which is the least that a bound multiplies it by.
     """
     length = case.size[axis]
     samples = bin_samples(case, roi, axis)
@@ -169,10 +170,13 @@ def bin_weights(case: RoIAlignCase, roi: Tensor, axis: int, arithmetic: Arithmet
     pixel = torch.arange(length, dtype=torch.float64)
     weights = (1 - fraction)[..., None] * (pixel == cell[..., None])
     weights = weights + fraction[..., None] * (pixel == cell[..., None] + 1)
-    if arithmetic is Arithmetic.MAJORANT and not samples.exact:
-        near = ((pixel - clamped[..., None]).abs() < 2).double()
-        weights = weights + near * samples.magnitude * COORDINATE_ROUNDINGS / BILINEAR_ROUNDINGS
-    return (weights * inside[..., None]).sum(1)
+    near = ((pixel - clamped[..., None]).abs() < 2).double() * (not samples.exact)
+    errors = near * samples.magnitude * COORDINATE_ROUNDINGS / BILINEAR_ROUNDINGS
+    return (weights * inside[..., None]).sum(1), (errors * inside[..., None]).sum(1)
+
+
+def _pool(rows: Tensor, image: Tensor, columns: Tensor) -> Tensor:
+    return torch.einsum("ph,chw,qw->cpq", rows, image, columns)
 
 
 class RoIAlign(Operator[RoIAlignCase]):
@@ -264,9 +268,14 @@ class RoIAlign(Operator[RoIAlignCase]):
         image = arithmetic.of(tensors["input"])
         pooled = []
         for roi in tensors["rois"]:
-            rows, columns = (bin_weights(case, roi, axis, arithmetic) for axis in (0, 1))
+            (rows, row_errors), (columns, column_errors) = (bin_weights(case, roi, axis) for axis in (0, 1))
             count = bin_samples(case, roi, 0).count * bin_samples(case, roi, 1).count
-            total = torch.einsum("ph,chw,qw->cpq", rows, image[int(roi[0])], columns)
+            total = _pool(rows, image[int(roi[0])], columns)
+            if arithmetic is Arithmetic.MAJORANT:
+                # To first order one of the two weights is off, and both only by a unit roundoff more.
+                both = row_errors * BILINEAR_ROUNDINGS * unit_roundoff(accumulation_dtype(DTYPES[case.dtype]))
+                total = total + _pool(row_errors, image[int(roi[0])], columns)
+                total = total + _pool(rows + both, image[int(roi[0])], column_errors)
             pooled.append(total / max(count, 1))
         # The empty sum keeps the output attached to the input, so that its gradient is zero, not absent.
         empty = image.sum() * 0
@@ -305,7 +314,7 @@ def _draw_box(case: RoIAlignCase, random: np.random.Generator, number: int) -> l
 
     Of classes that come to nothing, the last of several boxes has neither, so that something is tested.
     """
-    voiding = case.boxes in ("outside", "non_finite") and case.rois > 1
+    voiding = case.boxes in ("outside", "inverted", "non_finite") and case.rois > 1
     aims = 3 if voiding and number == case.rois - 1 else int(random.integers(3))
     kinds = [case.boxes if aims not in (axis, 3) else "beside" for axis in (0, 1)]
     (y1, y2), (x1, x2) = (_draw_span(case, random, axis, kind) for axis, kind in enumerate(kinds))
