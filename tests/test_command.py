@@ -14,7 +14,10 @@ import pandas as pd
 import pytest
 
 ROOT = Path(__file__).parents[1]
-QUICK = "deform_conv2d/dtype=float64,batch=1,in_channels=1,out_channels=1,size=2x2,kernel=1x1,padding=0x0,mask=no,bias=no"
+QUICK = (
+    "deform_conv2d/dtype=float64,batch=1,in_channels=1,out_channels=1,size=2x2,kernel=1x1,padding=0x0,"
+    "mask=no,bias=no"
+)
 EDGE = f"{QUICK},offsets=edge_low"
 HOSTILE = f"{QUICK},offsets=non_finite"
 ALONE = "--without=composite,torchvision,mmcv"

@@ -27,99 +27,30 @@ class Torchvision:
         return version
 
     def deform_conv2d(
-        self,
-        input: Tensor,
-        offset: Tensor,
-        weight: Tensor,
-        bias: Tensor | None,
-        *,
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-        mask: Tensor | None,
+        self, input: Tensor, offset: Tensor, weight: Tensor, bias: Tensor | None, **arguments: Any
     ) -> Tensor:
         """`torchvision.ops.deform_conv2d`, which deduces both kinds of groups from the shapes."""
-        output: Tensor = _import().ops.deform_conv2d(
-            input, offset, weight, bias, stride=stride, padding=padding, dilation=dilation, mask=mask
-        )
+        output: Tensor = _import().ops.deform_conv2d(input, offset, weight, bias, **arguments)
         return output
 
-    def roi_align(
-        self,
-        input: Tensor,
-        rois: Tensor,
-        *,
-        output_size: tuple[int, int],
-        spatial_scale: float,
-        sampling_ratio: int,
-        aligned: bool,
-    ) -> Tensor:
+    def roi_align(self, input: Tensor, rois: Tensor, *, sampling_ratio: int, **arguments: Any) -> Tensor:
         """`torchvision.ops.roi_align`, where adaptive sampling is spelled -1."""
-        output: Tensor = _import().ops.roi_align(
-            input,
-            rois,
-            output_size,
-            spatial_scale=spatial_scale,
-            sampling_ratio=sampling_ratio if sampling_ratio > 0 else -1,
-            aligned=aligned,
-        )
+        ratio = sampling_ratio if sampling_ratio > 0 else -1
+        output: Tensor = _import().ops.roi_align(input, rois, sampling_ratio=ratio, **arguments)
         return output
 
     def deform_conv2d_pack(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        kernel_size: tuple[int, int],
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-        groups: int,
-        offset_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, in_channels: int, out_channels: int, *, dtype: torch.dtype, device: torch.device, **layer: Any
     ) -> nn.Module:
         """`torchvision.ops.DeformConv2d` without bias, fed by a convolution of its input."""
-        pack = _pack(modulated=False)(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=False,
-            offset_groups=offset_groups,
-        )
+        pack = _pack(modulated=False)(in_channels, out_channels, bias=False, **layer)
         return pack.to(device=device, dtype=dtype)
 
     def modulated_deform_conv2d_pack(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        kernel_size: tuple[int, int],
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-        groups: int,
-        offset_groups: int,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, in_channels: int, out_channels: int, *, dtype: torch.dtype, device: torch.device, **layer: Any
     ) -> nn.Module:
         """`torchvision.ops.DeformConv2d`, fed with offset and mask by a convolution of its input."""
-        pack = _pack(modulated=True)(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            bias=bias,
-            offset_groups=offset_groups,
-        )
+        pack = _pack(modulated=True)(in_channels, out_channels, **layer)
         return pack.to(device=device, dtype=dtype)
 
 

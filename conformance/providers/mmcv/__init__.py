@@ -55,81 +55,32 @@ class Mmcv:
         return v2
 
     def roi_align(
-        self,
-        input: Tensor,
-        rois: Tensor,
-        *,
-        output_size: tuple[int, int],
-        spatial_scale: float,
-        sampling_ratio: int,
-        aligned: bool,
+        self, input: Tensor, rois: Tensor, *, output_size: tuple[int, int], **arguments: Any
     ) -> Tensor:
-        """`mmcv.ops.RoIAlign` in mode 'avg'."""
-        align = _ops().RoIAlign(
-            output_size,
-            spatial_scale=spatial_scale,
-            sampling_ratio=max(sampling_ratio, 0),
-            pool_mode="avg",
-            aligned=aligned,
-        )
-        output: Tensor = align(input, rois)
+        """`mmcv.ops.RoIAlign` in mode 'avg', where adaptive sampling is spelled 0."""
+        output: Tensor = _ops().RoIAlign(output_size, pool_mode="avg", **arguments)(input, rois)
         return output
 
     def deform_conv2d_pack(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        kernel_size: tuple[int, int],
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-        groups: int,
-        offset_groups: int,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, in_channels: int, out_channels: int, *, offset_groups: int, **layer: Any
     ) -> nn.Module:
         """`mmcv.ops.DeformConv2dPack`, which has no bias."""
-        pack: nn.Module = _ops().DeformConv2dPack(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            deform_groups=offset_groups,
-        )
-        return pack.to(device=device, dtype=dtype)
+        return _layer("DeformConv2dPack", in_channels, out_channels, deform_groups=offset_groups, **layer)
 
     def modulated_deform_conv2d_pack(
-        self,
-        in_channels: int,
-        out_channels: int,
-        *,
-        kernel_size: tuple[int, int],
-        stride: tuple[int, int],
-        padding: tuple[int, int],
-        dilation: tuple[int, int],
-        groups: int,
-        offset_groups: int,
-        bias: bool,
-        dtype: torch.dtype,
-        device: torch.device,
+        self, in_channels: int, out_channels: int, *, offset_groups: int, **layer: Any
     ) -> nn.Module:
         """`mmcv.ops.ModulatedDeformConv2dPack`."""
-        pack: nn.Module = _ops().ModulatedDeformConv2dPack(
-            in_channels,
-            out_channels,
-            kernel_size,
-            stride=stride,
-            padding=padding,
-            dilation=dilation,
-            groups=groups,
-            deform_groups=offset_groups,
-            bias=bias,
+        return _layer(
+            "ModulatedDeformConv2dPack", in_channels, out_channels, deform_groups=offset_groups, **layer
         )
-        return pack.to(device=device, dtype=dtype)
+
+
+def _layer(
+    name: str, *channels: int, dtype: torch.dtype, device: torch.device, **arguments: Any
+) -> nn.Module:
+    layer: nn.Module = getattr(_ops(), name)(*channels, **arguments)
+    return layer.to(device=device, dtype=dtype)
 
 
 def _ops() -> Any:
