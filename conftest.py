@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-import pytest
+import os
 
-from cases.sweep import TIERS
-from conformance import plugin
-from conformance.bench import Bench
+# Before torch starts its threads: those of two xdist workers must not spin against each other.
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+
+import pytest  # noqa: E402
+
+from cases.sweep import TIERS  # noqa: E402
+from conformance import plugin  # noqa: E402
+from conformance.bench import Bench  # noqa: E402
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

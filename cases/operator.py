@@ -112,6 +112,8 @@ class Operator(Generic[C]):
     void: ClassVar[Mapping[str, Value]]
     # Small float64 cases for gradcheck and gradgradcheck, in every tier.
     finite_difference_axes: ClassVar[Mapping[str, Sequence[Value]]]
+    # Cases large enough that a kernel splits them into tiles and threads, in every tier.
+    large_axes: ClassVar[Mapping[str, Sequence[Value]]]
     is_module: ClassVar[bool] = False
     # Tensors that a case may lack, and that an implementation is then given as None.
     optional: ClassVar[tuple[str, ...]] = ()

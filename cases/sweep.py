@@ -50,6 +50,7 @@ def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
     for axis, value in operator.void.items():
         yield from covering_array(operator, {**operator.smoke_axes, axis: (value,)}, 1)
     yield from covering_array(operator, operator.finite_difference_axes, 2)
+    yield from covering_array(operator, operator.large_axes, 1)
     if tier == "smoke":
         yield from covering_array(operator, {**axes, operator.boundary_axis: boundaries}, _STRENGTH[tier])
         return
@@ -88,7 +89,7 @@ def covering_array(operator: Operator[Any], axes: Mapping[str, Sequence[Value]],
     ]
     if not axes:
         return []
-    rows = covertable.make(dict(axes), strength=min(strength, len(axes)), constraints=constraints)
+    rows = covertable.make(dict(axes), strength=strength, constraints=constraints)
     return [operator.case_type(**row) for row in rows]
 
 

@@ -152,6 +152,8 @@ def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], 
         # The parent's oracle must not run in the child: what a cached property computes there is lost.
         _ = expectation.grad_output
         tensors = run_isolated(lambda: compute(subject)) if expectation.case.hostile else compute(subject)
+        if changed := expectation.restore():
+            raise FaultFoundError(f"it changes {', '.join(changed)} in place")
         return _Answer(tensors, time.perf_counter() - started)
     except MissingOperatorError as error:
         status, message = Status.UNSUPPORTED, str(error)
@@ -160,6 +162,7 @@ def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], 
     except TimedOutError as error:
         status, message = Status.TIMED_OUT, str(error)
     except Exception as error:
+        expectation.restore()
         message = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
         found = message.startswith(FaultFoundError.__name__)
         promised = getattr(loaded.provider, "promises_everything", False)

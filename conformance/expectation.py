@@ -33,7 +33,7 @@ class Expectation:
         self.inputs: Tensors = self.operator.sample(case)
         self.differentiable = self.operator.differentiable(case)
         self._computed: dict[tuple[str, str], Expectations] = {}
-        self._wide = {name: tensor.double() for name, tensor in self.inputs.items()}
+        self._wide = {name: tensor.double().clone() for name, tensor in self.inputs.items()}
 
     @functools.cached_property
     def roundings(self) -> dict[str, int]:
@@ -53,6 +53,17 @@ class Expectation:
             name: draw(self.case, self.case.generator(f"grad_grad:{name}"), tuple(self.inputs[name].shape))
             for name in self.differentiable
         }
+
+    def restore(self) -> list[str]:
+        """Undoes what an implementation did to its inputs in place, and returns their names."""
+        changed = [
+            name
+            for name, tensor in self.inputs.items()
+            if not torch.equal(tensor.double().nan_to_num(nan=1e300), self._wide[name].nan_to_num(nan=1e300))
+        ]
+        for name in changed:
+            self.inputs[name].copy_(self._wide[name])
+        return changed
 
     def output(self, convention: str) -> Expectations:
         """The output under a convention."""

@@ -6,6 +6,7 @@ import datetime
 import os
 import platform
 import shlex
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -39,12 +40,10 @@ class Run:
         self.providers = [registry.load(provider) for provider in self._wanted_providers()]
         self.versions = {loaded.name: loaded.version for loaded in self.providers if not loaded.unavailable}
         self._require()
+        self._only_collects = bool(config.getoption("collectonly"))
         if self.worker_input is None:
             self.cases = self._choose_cases()
-            self.folder = RunFolder.create(
-                Path(config.getoption("--runs") or config.rootpath / "reports" / "runs")
-            )
-            self.folder.describe(self._description())
+            self.folder = self._new_folder()
         else:
             self.cases = [parse_case(case_id) for case_id in self.worker_input["gradparity_cases"]]
             self.folder = RunFolder(
@@ -52,6 +51,15 @@ class Run:
             )
         self.bench = Bench(self.providers, self.ledger, self.folder.append)
         self._summary: list[str] = []
+
+    def _new_folder(self) -> RunFolder:
+        if self._only_collects:
+            return RunFolder(tempfile.mkdtemp(prefix="gradparity-"))
+        folder = RunFolder.create(
+            Path(self.config.getoption("--runs") or self.config.rootpath / "reports" / "runs")
+        )
+        folder.describe(self._description())
+        return folder
 
     def _wanted_providers(self) -> list[Any]:
         without = self._names("--without")
@@ -131,7 +139,7 @@ class Run:
     def pytest_sessionfinish(self, session: pytest.Session) -> None:
         """Merges the records, writes the report, and fails the run for a ledger entry that no longer holds."""
         self.folder.close()
-        if self.worker_input is None and not self.config.getoption("collectonly"):
+        if self.worker_input is None and not self._only_collects:
             self._summary = list(self._finish())
             if self._stale and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
@@ -191,8 +199,8 @@ def start(config: pytest.Config) -> None:
         raise pytest.UsageError(str(error)) from error
     config.stash[RUN] = run
     config.pluginmanager.register(run, "gradparity-run")
-    # The same records with and without xdist, whose workers would fight for the cores.
-    torch.set_num_threads(1)
+    # The same records with and without xdist; more than one, because a race needs two.
+    torch.set_num_threads(2)
 
 
 def _case_of(item: pytest.Item) -> Case | None:

@@ -299,6 +299,17 @@ def _with_forward_hook(pack: nn.Module) -> nn.Module:
     return pack
 
 
+class ChangesItsBoxes(Broken):
+    """The boxes are moved in place and left so."""
+
+    caught_by = "output"
+
+    def roi_align(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        output = super().roi_align(input, rois, **kwargs)
+        rois.data.add_(1)
+        return output
+
+
 class NotAligned(Broken):
     """roi_align without the half pixel of `aligned`."""
 

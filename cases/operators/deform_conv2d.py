@@ -305,10 +305,20 @@ class DeformConv2d(Operator[DeformConv2dCase]):
         "mask": (True, False),
         "bias": (True, False),
     }
+    large_axes: ClassVar[dict[str, Any]] = {
+        "dtype": ("float32", "float64"),
+        "offsets": ("mixed",),
+        "in_channels": (1024,),
+        "size": ((5, 9),),
+        "kernel": ((5, 5),),
+        "padding": ((2, 2),),
+        "groups": (1, 2),
+        "offset_groups": (2, 1),
+    }
     axes: ClassVar[dict[str, Any]] = {
         "offsets": BOUNDARIES,
         "dtype": tuple(DTYPES),
-        "batch": (2, 1, 3, 33, 64),
+        "batch": (2, 1, 3, 34, 64),
         "in_channels": (4, 1, 2, 6, 12),
         "out_channels": (4, 1, 2, 6),
         "size": ((5, 6), (4, 7), (8, 3), (1, 5), (6, 1), (2, 2)),
@@ -325,8 +335,8 @@ class DeformConv2d(Operator[DeformConv2dCase]):
         "data": ("real", "integer"),
     }
     smoke_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64", "float32"),
-        "batch": (2, 33),
+        "dtype": tuple(DTYPES),
+        "batch": (2, 34),
         "in_channels": (4, 6),
         "out_channels": (4, 2),
         "size": ((5, 6), (4, 7)),
@@ -334,8 +344,8 @@ class DeformConv2d(Operator[DeformConv2dCase]):
         "stride": ((1, 1), (2, 1)),
         "padding": ((1, 1), (1, 0)),
         "dilation": ((1, 1), (2, 1), (1, 2)),
-        "groups": (1, 2),
-        "offset_groups": (1, 2),
+        "groups": (1, 2, 4),
+        "offset_groups": (1, 2, 4),
         "mask": (True, False),
         "bias": (True, False),
         "layout": ("contiguous", "sliced", "channels_last"),

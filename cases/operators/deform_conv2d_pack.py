@@ -78,11 +78,12 @@ class DeformConv2dPack(Operator[PackCase]):
     conventions = ("open", "closed")
     void: ClassVar[dict[str, Any]] = {"batch": 0}
     finite_difference_axes: ClassVar[dict[str, Any]] = {}
+    large_axes: ClassVar[dict[str, Any]] = {}
     outputs_per_sample: ClassVar[int] = 2
     axes: ClassVar[dict[str, Any]] = {
         "offsets": ("zero", "mixed"),
         "dtype": ("float64", "float32"),
-        "batch": (2, 1, 33),
+        "batch": (2, 1, 34),
         "in_channels": (4, 2, 6),
         "out_channels": (4, 2),
         "size": ((5, 6), (4, 7), (1, 5)),

@@ -198,10 +198,17 @@ class RoIAlign(Operator[RoIAlignCase]):
         "scale": (1, 2),
         "aligned": (True, False),
     }
+    large_axes: ClassVar[dict[str, Any]] = {
+        "dtype": ("float32", "float64"),
+        "boxes": ("beyond", "interior"),
+        "channels": (130,),
+        "rois": (30,),
+        "output_size": ((7, 7),),
+    }
     axes: ClassVar[dict[str, Any]] = {
         "boxes": BOXES,
         "dtype": tuple(DTYPES),
-        "batch": (2, 1, 3, 33),
+        "batch": (2, 1, 3, 34),
         "channels": (3, 1, 5),
         "size": ((7, 9), (8, 5), (1, 6), (2, 2), (16, 12)),
         "rois": (4, 1, 7),
@@ -214,14 +221,14 @@ class RoIAlign(Operator[RoIAlignCase]):
         "data": ("real", "integer"),
     }
     smoke_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64", "float32"),
-        "batch": (2, 33),
+        "dtype": tuple(DTYPES),
+        "batch": (2, 34),
         "channels": (3,),
         "size": ((7, 9), (8, 5)),
         "rois": (4,),
         "output_size": ((2, 3), (3, 2)),
-        "scale": (1, 4),
-        "sampling_ratio": (2, 0, 1),
+        "scale": (1, 4, 3),
+        "sampling_ratio": (2, 0, 1, 3),
         "aligned": (True, False),
         "layout": ("contiguous", "sliced", "channels_last"),
         "grad_layout": ("contiguous", "transposed"),
