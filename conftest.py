@@ -7,11 +7,11 @@ import os
 # Before torch starts its threads: those of two xdist workers must not spin against each other.
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
-import pytest  # noqa: E402
+import pytest
 
-from cases.sweep import TIERS  # noqa: E402
-from conformance import plugin  # noqa: E402
-from conformance.bench import Bench  # noqa: E402
+from cases.sweep import TIERS
+from conformance import plugin
+from conformance.bench import Bench
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

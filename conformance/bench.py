@@ -21,7 +21,7 @@ from reports.record import Element, Record, Status
 
 # An exception that speaks of the implementation's insides is no clear refusal.
 _UNCLEAR = re.compile(
-    r"INTERNAL ASSERT|std::|bad_alloc|^(Memory|Index|Key|Attribute|Type|ZeroDivision|System)Error"
+    r"INTERNAL ASSERT|std::|bad_alloc|^(Memory|Index|Key|Attribute|Type|ZeroDivision|System)Error|^\w+:?\s*$"
 )
 
 # Statuses that fail a run, unless the ledger has an entry of one of these kinds: reading out of bounds may kill the
@@ -161,7 +161,9 @@ def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], 
         status, message = Status.CRASHED, str(error)
     except TimedOutError as error:
         status, message = Status.TIMED_OUT, str(error)
-    except Exception as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a SystemExit or a pytest.skip of a provider is an answer like any other
         expectation.restore()
         message = str(error) if isinstance(error, RefusedError) else f"{type(error).__name__}: {error}"
         found = message.startswith(FaultFoundError.__name__)
@@ -172,8 +174,9 @@ def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], 
 
 
 def _one_line(message: str) -> str:
-    """The beginning of a message, without the folders of this machine."""
-    return _FOLDERS.sub("", " ".join(message.split()))[:300]
+    """The beginning of a message in printable characters, without the folders of this machine."""
+    printable = "".join(letter if letter.isprintable() else " " for letter in message)
+    return _FOLDERS.sub("", " ".join(printable.split()))[:300]
 
 
 def _judge_by_conventions(

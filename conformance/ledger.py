@@ -120,7 +120,7 @@ def read(paths: Sequence[Path] = (LEDGER,)) -> Ledger:
     for path in paths:
         try:
             content = tomllib.loads(path.read_text(encoding="utf-8"))
-        except (OSError, tomllib.TOMLDecodeError) as error:
+        except (OSError, ValueError) as error:
             raise ValueError(f"ledger {path}: {error}") from error
         rows = content.pop("divergence", [])
         if content:

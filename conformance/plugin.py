@@ -9,7 +9,7 @@ import shlex
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import torch
@@ -20,7 +20,24 @@ from cases.sweep import devices, sweep
 from conformance import ledger as ledgers
 from conformance.bench import Bench
 from conformance.providers import registry
+from reports.record import Record, Status
 from reports.store import RunFolder
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# A number or an answer came out.
+COMPARED = [
+    str(status)
+    for status in (
+        Status.MATCH,
+        Status.VACUOUS,
+        Status.CONVENTION,
+        Status.KNOWN,
+        Status.DEFECT,
+        Status.CRASHED,
+    )
+]
 
 RUN = pytest.StashKey["Run"]()
 FOLDER = Path(__file__).parent
@@ -78,7 +95,8 @@ class Run:
                 raise ValueError(f"--require: {name} is not available: {reason}")
 
     def _names(self, option: str) -> list[str]:
-        return [name for text in self.config.getoption(option) for name in text.split(",")]
+        texts = ",".join(self.config.getoption(option)).split(",")
+        return [name.strip() for name in texts if name.strip()]
 
     def _choose_cases(self) -> list[Case]:
         if chosen := self.config.getoption("--case"):
@@ -140,34 +158,69 @@ class Run:
         """Merges the records, writes the report, and fails the run for a ledger entry that no longer holds."""
         self.folder.close()
         if self.worker_input is None and not self._only_collects:
-            self._summary = list(self._finish())
-            if self._stale and session.exitstatus == pytest.ExitCode.OK:
+            self._summary = list(self._finish(session.exitstatus == pytest.ExitCode.INTERRUPTED))
+            if self._failures and session.exitstatus == pytest.ExitCode.OK:
                 session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
-    def _finish(self) -> Iterator[str]:
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_handlecrashitem(self, crashitem: str) -> None:
+        """Books the case that killed an xdist worker, as whose doing is not known."""
+        path, _, item = crashitem.partition("::")
+        case = parse_case(item[item.index("[") + 1 : -1])
+        question = Path(path).stem.removeprefix("test_")
+        self.folder.append(
+            Record(
+                case=case.id,
+                operator=case.operator,
+                provider="(one of them)",
+                version="",
+                device=case.device,
+                dtype=case.dtype,
+                boundary=case.boundary,
+                question=question,
+                quantity=question,
+                status=Status.CRASHED,
+                message="the worker died; the same case alone, with one provider at a time, shows of whom",
+            )
+        )
+
+    def _finish(self, interrupted: bool) -> Iterator[str]:
         # pandas and jinja2 are needed here only.
         from reports import render, store, tables
 
-        description = {**self._description(), "finished": _now()}
+        description = self._description()
+        if interrupted:
+            description["not_compared"] = ["the run was interrupted: what had not been asked yet is missing"]
+        else:
+            description["finished"] = _now()
         table = self.folder.merge(description)
         asked = set(zip(table["provider"], table["case"], strict=True))
         hit = set(zip(table["ledger"], table["case"], strict=True))
         stale = self.ledger.stale(self.versions, asked, hit)
-        self._stale = [
+        stale_entries = [
             f"ledger: {entry.id} no longer holds: {entry.provider} does not diverge on {entry.case}"
             for entry in stale
         ]
-        table = self.folder.merge({**description, "stale_ledger": self._stale})
+        table = self.folder.merge({**description, "stale_ledger": stale_entries})
         page = render.write_report(self.folder.path)
         said = store.read_description(self.folder.path)
         yield tables.verdict(table, said).sentence
-        yield from self._stale
+        self._failures = [*stale_entries, *self._absences(table)]
+        yield from self._failures
         yield "Not compared:"
         yield from (
             f"  {sentence}" for sentence in tables.not_compared(table, said) or ["nothing was left out"]
         )
         yield f"Report: {page}"
         yield f"        {page.with_name('report.md')}"
+
+    def _absences(self, table: pd.DataFrame) -> Iterator[str]:
+        """What is missing so badly that a run without it is no pass."""
+        for loaded in self.providers:
+            if loaded.unavailable and getattr(loaded.provider, "promises_everything", False):
+                yield f"{loaded.name} promises everything and is not available: {loaded.unavailable}"
+        if not table["status"].isin(COMPARED).any():
+            yield "nothing was compared"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
         """Says what came out, what was not compared, and where the report is."""
@@ -195,7 +248,7 @@ def start(config: pytest.Config) -> None:
         config.option.dist = "worksteal"
     try:
         run = Run(config)
-    except ValueError as error:
+    except (ValueError, OSError) as error:
         raise pytest.UsageError(str(error)) from error
     config.stash[RUN] = run
     config.pluginmanager.register(run, "gradparity-run")

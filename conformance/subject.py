@@ -69,6 +69,8 @@ class Subject:
         grad_gradients = {
             name: tensor.to(cotangent.device) for name, tensor in self.expectation.grad_gradients.items()
         }
+        if all(gradient is None or not gradient.requires_grad for gradient in gradients.values()):
+            raise NotImplementedError("its gradients can't be differentiated")
         # backward() runs the whole graph: a node that refuses says so, where grad() would go around it.
         torch.autograd.backward([pair_up(gradients, grad_gradients)])
         by = {**{name: leaves[name] for name in self.expectation.differentiable}, "grad_output": cotangent}
@@ -82,6 +84,8 @@ class Subject:
         out = self(leaves)
         cotangent = self.expectation.grad_output.to(out.device).detach().requires_grad_(create_graph)
         names = self.expectation.differentiable
+        if not out.requires_grad:
+            return dict.fromkeys(names), leaves, cotangent
         gradients = torch.autograd.grad(
             out,
             [leaves[name] for name in names],

@@ -10,6 +10,8 @@ from torch import Tensor
 
 BOUNDARIES = ("open", "closed")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
+# A bin costs its square; nobody samples a bin a million times on purpose.
+MAX_SAMPLING_RATIO = 1024
 
 Pair = tuple[int, int]
 
@@ -141,8 +143,8 @@ def roi_align(
         raise ValueError(f"spatial_scale must be positive and finite, got {spatial_scale!r}")
     if isinstance(sampling_ratio, bool) or not isinstance(sampling_ratio, int):
         raise TypeError(f"sampling_ratio must be an int, got {sampling_ratio!r}")
-    if sampling_ratio >= 2**31:
-        raise ValueError(f"sampling_ratio must be below 2**31, got {sampling_ratio!r}")
+    if sampling_ratio > MAX_SAMPLING_RATIO:
+        raise ValueError(f"sampling_ratio must be at most {MAX_SAMPLING_RATIO}, got {sampling_ratio!r}")
     if not isinstance(aligned, bool):
         raise TypeError(f"aligned must be a bool, got {aligned!r}")
 

@@ -33,7 +33,7 @@ def roi_align(
             without the number; in input's dtype. K may be 0.
         output_size: an int or (rows, columns) of bins.
         spatial_scale: pixels of input per unit of boxes.
-        sampling_ratio: samples per bin along each axis; 0 and below mean ceil(box size / bins).
+        sampling_ratio: samples per bin along each axis, at most 1024; 0 and below mean ceil(box size / bins).
         aligned: whether pixel centres lie at half-integers. Without it, a box is at least one pixel large.
 
     A box with a NaN or an infinity has no samples, and a bin without samples is 0. So is one with more samples

@@ -57,7 +57,10 @@ def from_spec(spec: str) -> Provider:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
         raise ValueError(f"--provider: {spec!r} can't be imported: {error}") from error
-    provider = found() if isinstance(found, type) else found
+    try:
+        provider = found() if isinstance(found, type) else found
+    except Exception as error:
+        raise ValueError(f"--provider: {spec!r} can't be made: {type(error).__name__}: {error}") from error
     if not isinstance(getattr(provider, "name", None), str) or not callable(getattr(provider, "load", None)):
         raise ValueError(f"--provider: {spec!r} has no `name` or no `load()`")
     return cast(Provider, provider)
@@ -66,7 +69,7 @@ def from_spec(spec: str) -> Provider:
 def load(provider: Provider) -> Loaded:
     """Makes a provider ready; one that can't be used here comes back with the reason."""
     try:
-        return Loaded(provider, version=provider.load())
+        return Loaded(provider, version=str(provider.load()))
     except UnavailableError as error:
         return Loaded(provider, unavailable=str(error))
     except Exception as error:

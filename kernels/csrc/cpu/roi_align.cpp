@@ -40,7 +40,8 @@ Problem checked(
       output_size.size() == 2 && output_size[0] > 0 && output_size[1] > 0 &&
           std::max(output_size[0], output_size[1]) < (int64_t(1) << 31),
       "output_size must be 2 values of at least 1 and below 2**31, got ", output_size);
-  TORCH_CHECK_VALUE(sampling_ratio < (int64_t(1) << 31), "sampling_ratio must be below 2**31, got ", sampling_ratio);
+  // A bin costs its square.
+  TORCH_CHECK_VALUE(sampling_ratio <= 1024, "sampling_ratio must be at most 1024, got ", sampling_ratio);
   TORCH_CHECK_VALUE(
       std::isfinite(spatial_scale) && spatial_scale > 0, "spatial_scale must be positive and finite, got ",
       spatial_scale);
