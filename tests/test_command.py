@@ -118,6 +118,32 @@ def test_a_crash_is_a_row(tmp_path: Path) -> None:
     assert set(table[table["provider"] == "reference"]["status"]) <= {"match", "vacuous"}
 
 
+def test_a_dead_worker_is_a_row(tmp_path: Path) -> None:
+    (tmp_path / "killer.py").write_text(
+        "import os, signal\n\n\n"
+        "class Killer:\n"
+        "    name = 'killer'\n\n"
+        "    def load(self):\n"
+        "        return '1'\n\n"
+        "    def deform_conv2d(self, *tensors, **arguments):\n"
+        "        os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    case = "deform_conv2d/offsets=rim"
+    arguments = (ALONE, f"--case={case}", "--provider=killer:Killer", "-n1", "--max-worker-restart=9")
+    done = run(tmp_path, *arguments, python_path=tmp_path)
+    assert done.returncode == 1
+    crashed = records(tmp_path).query("status == 'crashed'")
+    assert set(crashed["case"]) == {case}
+    assert set(crashed["question"]) == {"output", "gradients", "double_backward"}
+    assert "new crashes" in done.stdout
+
+
+def test_a_run_that_compares_nothing_fails(tmp_path: Path) -> None:
+    done = run(tmp_path, ALONE, "--without=reference", f"--case={EDGE}")
+    assert done.returncode == 1
+    assert "nothing was compared" in done.stdout
+
+
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
