@@ -34,22 +34,30 @@ class Window(NamedTuple):
         return rows, columns
 
 
+def shown(value: Any) -> str:
+    """A wrong value as a message shows it: on one line, and not a whole tensor."""
+    if isinstance(value, Tensor):
+        return f"a tensor of shape {tuple(value.shape)}" if not value.is_nested else "a nested tensor"
+    text = " ".join(repr(value).split())
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
 def pair(name: str, value: Any, least: int) -> Pair:
     """`value` as (vertical, horizontal); an int stands for both. Raises TypeError or ValueError."""
     values = tuple(value) if isinstance(value, (tuple, list, torch.Size)) else (value, value)
     if len(values) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
-        raise TypeError(f"{name} must be an int or a pair of ints, got {value!r}")
+        raise TypeError(f"{name} must be an int or a pair of ints, got {shown(value)}")
     if min(values) < least:
-        raise ValueError(f"{name} must be at least {least}, got {value!r}")
+        raise ValueError(f"{name} must be at least {least}, got {shown(value)}")
     if max(values) >= 2**31:
-        raise ValueError(f"{name} must be below 2**31, got {value!r}")
+        raise ValueError(f"{name} must be below 2**31, got {shown(value)}")
     return values[0], values[1]
 
 
 def boundary(value: Any) -> bool:
     """Whether the boundary is the closed one. Raises ValueError for anything but "open" and "closed"."""
     if value not in BOUNDARIES:
-        raise ValueError(f'boundary must be "open" or "closed", got {value!r}')
+        raise ValueError(f'boundary must be "open" or "closed", got {shown(value)}')
     return bool(value == "closed")
 
 
@@ -138,15 +146,15 @@ def roi_align(
     image(input)
     size = pair("output_size", output_size, 1)
     if isinstance(spatial_scale, bool) or not isinstance(spatial_scale, (int, float)):
-        raise TypeError(f"spatial_scale must be a number, got {spatial_scale!r}")
+        raise TypeError(f"spatial_scale must be a number, got {shown(spatial_scale)}")
     if not 0 < spatial_scale < float("inf"):
-        raise ValueError(f"spatial_scale must be positive and finite, got {spatial_scale!r}")
+        raise ValueError(f"spatial_scale must be positive and finite, got {shown(spatial_scale)}")
     if isinstance(sampling_ratio, bool) or not isinstance(sampling_ratio, int):
-        raise TypeError(f"sampling_ratio must be an int, got {sampling_ratio!r}")
+        raise TypeError(f"sampling_ratio must be an int, got {shown(sampling_ratio)}")
     if sampling_ratio > MAX_SAMPLING_RATIO:
-        raise ValueError(f"sampling_ratio must be at most {MAX_SAMPLING_RATIO}, got {sampling_ratio!r}")
+        raise ValueError(f"sampling_ratio must be at most {MAX_SAMPLING_RATIO}, got {shown(sampling_ratio)}")
     if not isinstance(aligned, bool):
-        raise TypeError(f"aligned must be a bool, got {aligned!r}")
+        raise TypeError(f"aligned must be a bool, got {shown(aligned)}")
 
     if isinstance(boxes, (list, tuple)):
         return _join(boxes, input), size
@@ -208,12 +216,13 @@ def offset_groups(value: Any, in_channels: int) -> None:
 def _strided_tensor(name: str, value: Any) -> None:
     if not isinstance(value, Tensor):
         raise TypeError(f"{name} must be a tensor, got {type(value).__name__}")
-    if value.layout != torch.strided:
-        raise TypeError(f"{name} must be a strided tensor, got layout {value.layout}")
+    if value.is_nested or value.layout != torch.strided:
+        kind = "a nested tensor" if value.is_nested else f"layout {value.layout}"
+        raise TypeError(f"{name} must be a strided tensor, got {kind}")
 
 
 def _positive(name: str, value: Any) -> None:
     if not isinstance(value, int) or isinstance(value, bool):
-        raise TypeError(f"{name} must be an int, got {value!r}")
+        raise TypeError(f"{name} must be an int, got {shown(value)}")
     if value < 1:
         raise ValueError(f"{name} must be at least 1, got {value}")

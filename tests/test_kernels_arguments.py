@@ -318,3 +318,15 @@ def test_the_raw_roi_align_backward_checks_the_gradient(grad: Tensor) -> None:
 def test_modules(make: Callable[[], nn.Module], error: type[Exception], sentence: str) -> None:
     with pytest.raises(error, match=re.escape(sentence)):
         make()
+
+
+def test_a_wrong_tensor_is_not_printed_whole() -> None:
+    image = torch.zeros(1, 1, 4, 4)
+    with pytest.raises(TypeError, match=r"sampling_ratio must be an int, got a tensor of shape \(50, 50\)$"):
+        roi_align(image, torch.zeros(1, 5), 1, sampling_ratio=torch.zeros(50, 50))  # type: ignore[arg-type]
+
+
+def test_a_nested_tensor_is_refused_by_name() -> None:
+    nested = torch.nested.nested_tensor([torch.zeros(1, 4, 4)])
+    with pytest.raises(TypeError, match="input must be a strided tensor, got a nested tensor"):
+        roi_align(nested, torch.zeros(1, 5), 1)
