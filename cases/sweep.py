@@ -37,8 +37,9 @@ def sweep(tier: str) -> list[Case]:
         raise ValueError(f"tier: got {tier!r}, expected one of {', '.join(TIERS)}")
     cases: dict[Case, None] = {}
     for operator in all_operators().values():
+        swept = list(_operator_cases(operator, tier))
         for device in devices():
-            on_device = (replace(case, device=device) for case in _operator_cases(operator, tier))
+            on_device = (replace(case, device=device) for case in swept)
             cases.update(dict.fromkeys(filter(operator.valid, on_device)))
     # What may kill a process runs in a forked one, where accelerators don't work.
     return [case for case in cases if case.device == "cpu" or not case.hostile]

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 # A number or an answer came out.
-COMPARED = [
+ANSWERED = [
     str(status)
     for status in (
         Status.MATCH,
@@ -201,9 +201,9 @@ class Run:
             f"ledger: {entry.id} no longer holds: {entry.provider} does not diverge on {entry.case}"
             for entry in stale
         ]
-        table = self.folder.merge({**description, "stale_ledger": stale_entries})
+        said = {**store.read_description(self.folder.path), "stale_ledger": stale_entries}
+        self.folder.describe(said)
         page = render.write_report(self.folder.path)
-        said = store.read_description(self.folder.path)
         yield tables.verdict(table, said).sentence
         self._failures = [*stale_entries, *self._absences(table)]
         yield from self._failures
@@ -219,7 +219,7 @@ class Run:
         for loaded in self.providers:
             if loaded.unavailable and getattr(loaded.provider, "promises_everything", False):
                 yield f"{loaded.name} promises everything and is not available: {loaded.unavailable}"
-        if not table["status"].isin(COMPARED).any():
+        if not table["status"].isin(ANSWERED).any():
             yield "nothing was compared"
 
     def pytest_terminal_summary(self, terminalreporter: pytest.TerminalReporter) -> None:
