@@ -182,6 +182,15 @@ class ClosedEdge(Broken):
         return kernels.deform_conv2d(*args, **kwargs, boundary="closed")
 
 
+class NoGraph(Broken):
+    """An output that autograd can't go back from."""
+
+    caught_by = "gradients"
+
+    def deform_conv2d(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().deform_conv2d(*args, **kwargs).detach()
+
+
 class NoBiasGradient(Broken):
     """The bias gets no gradient."""
 
