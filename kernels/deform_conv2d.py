@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from kernels import checks, composite, library
+from kernels.autocast import float32_under_autocast
 
 
+@float32_under_autocast
 def deform_conv2d(
     input: Tensor,
     offset: Tensor,
@@ -29,8 +31,10 @@ def deform_conv2d(
     tensors' dtype. Everything else is computed in that dtype, in float32 for the 16-bit ones, and the result
     is rounded once.
 
-    CPU tensors take the compiled operator, which is built at first use; other devices, forward mode and
-    torch.func's transforms take `kernels.composite.deform_conv2d`. Differentiable to any order by every one.
+    CPU tensors take the compiled operator, which is built at first use; other devices take
+    `kernels.composite.deform_conv2d`. Differentiable to any order by every tensor, in both modes and under torch.func:
+    to second order by compiled kernels, beyond by the composite. Under torch.autocast it computes in float32 and
+    returns input's dtype.
 
     Args:
         input: (N, C, H, W), float64, float32, float16 or bfloat16, any memory layout; N may be 0.
@@ -64,7 +68,7 @@ def deform_conv2d(
         checks.pair("dilation", dilation, 1),
     )
     checks.deform_conv2d(input, offset, weight, bias, window, mask)
-    if not library.serves(input, offset, weight, bias, mask):
+    if not library.serves(input.device):
         return composite.deform_conv2d(input, offset, weight, bias, *window, mask, boundary=boundary)
     library.load()
     out: Tensor = torch.ops.gradparity.deform_conv2d(input, offset, weight, mask, bias, *window, closed)

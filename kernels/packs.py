@@ -92,17 +92,11 @@ class _Pack(nn.Module):
                 nn.init.zeros_(parameter)
 
     def _convolve(self, input: Tensor, offset: Tensor, mask: Tensor | None) -> Tensor:
-        # Under autocast conv_offset yields another dtype than input's, and the offsets' dtype decides.
-        weight: Tensor = self.weight
-        bias: Tensor | None = self.bias
-        if torch.is_autocast_enabled(input.device.type):
-            input, weight = input.to(offset.dtype), weight.to(offset.dtype)
-            bias = None if bias is None else bias.to(offset.dtype)
         return deform_conv2d(
             input,
             offset,
-            weight,
-            bias,
+            self.weight,
+            self.bias,
             self.stride,
             self.padding,
             self.dilation,

@@ -8,8 +8,10 @@ import torch
 from torch import Tensor, nn
 
 from kernels import checks, composite, library
+from kernels.autocast import float32_under_autocast
 
 
+@float32_under_autocast
 def roi_align(
     input: Tensor,
     boxes: Tensor | Sequence[Tensor],
@@ -23,9 +25,9 @@ def roi_align(
     A sample at y < -1 or y > H is 0; otherwise y is clamped to the image, from 0 to H-1. The same for x.
     Computed in the tensors' dtype, in float32 for the 16-bit ones, and rounded once.
 
-    CPU tensors take the compiled operator, which is built at first use; other devices, forward mode and
-    torch.func's transforms take `kernels.composite.roi_align`. Linear in input, differentiable by it to any
-    order; boxes get no gradient.
+    CPU tensors take the compiled operator, which is built at first use; other devices take
+    `kernels.composite.roi_align`. Linear in input, differentiable by it to any order, in both modes and under
+    torch.func; boxes get no gradient. Under torch.autocast it computes in float32 and returns input's dtype.
 
     Args:
         input: (N, C, H, W), float64, float32, float16 or bfloat16, any memory layout; N may be 0.
@@ -48,7 +50,7 @@ def roi_align(
         BuildError: the compiled operator can't be built here.
     """
     rois, size = checks.roi_align(input, boxes, output_size, spatial_scale, sampling_ratio, aligned)
-    if not library.serves(input, rois):
+    if not library.serves(input.device):
         return composite.roi_align(input, rois, size, spatial_scale, sampling_ratio, aligned)
     library.load()
     out: Tensor = torch.ops.gradparity.roi_align(

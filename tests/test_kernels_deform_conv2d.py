@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from torch.autograd import forward_ad
 
 from kernels import composite, deform_conv2d, library
 
@@ -342,28 +341,6 @@ def test_the_closed_boundary_is_torchvisions(dtype: torch.dtype) -> None:
         return out
 
     assert_same(differentiate(deform_conv2d, inputs, "closed"), differentiate(theirs, inputs))
-
-
-def test_forward_mode_and_torch_func() -> None:
-    inputs = make()
-    image, direction = inputs.pop("input"), torch.randn(2, 6, 6, 5, dtype=torch.float64)
-
-    def call(image: Tensor) -> Tensor:
-        return deform_conv2d(image, **inputs)
-
-    expected = call(direction) - call(torch.zeros_like(direction))  # it is affine in the image
-    torch.testing.assert_close(torch.func.jvp(call, (image,), (direction,))[1], expected)
-    leaf = image.clone().requires_grad_()
-    out = call(leaf)
-    with forward_ad.dual_level():
-        dual = call(forward_ad.make_dual(image, direction))  # type: ignore[no-untyped-call]
-        tangent = forward_ad.unpack_dual(dual).tangent  # type: ignore[no-untyped-call]
-        torch.testing.assert_close(tangent, expected)
-        grad = forward_ad.make_dual(torch.ones_like(out), expected)  # type: ignore[no-untyped-call]
-        with pytest.raises(RuntimeError, match="grad must not carry a forward-mode tangent"):
-            torch.autograd.grad(out, leaf, grad, retain_graph=True)
-    (reverse,) = torch.autograd.grad(out.sum(), leaf)
-    torch.testing.assert_close(torch.func.grad(lambda image: call(image).sum())(image), reverse)
 
 
 def test_a_compiled_function_takes_the_operator_whole() -> None:

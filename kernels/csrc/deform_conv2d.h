@@ -64,4 +64,10 @@ GRADPARITY_DEVICE T slope_x(T y, const Corners<T>& value) {
   return (1 - y) * (value.top_right - value.top_left) + y * (value.bottom_right - value.bottom_left);
 }
 
+// The second derivative by both positions; the others vanish within a cell.
+template <typename T>
+GRADPARITY_DEVICE T mixed_slope(const Corners<T>& value) {
+  return value.top_left - value.top_right - value.bottom_left + value.bottom_right;
+}
+
 }  // namespace gradparity
