@@ -1,0 +1,1 @@
+"""How fast the kernels are beside other implementations, as ratios of one run."""

@@ -1,0 +1,1 @@
+"""One file per operator: its shapes, its contestants, and what makes them agree."""
