@@ -27,6 +27,9 @@ import torch
 CACHE_VARIABLE = "GRADPARITY_CACHE"
 """The environment variable that moves the cache folder."""
 
+SANITIZE_VARIABLE = "GRADPARITY_SANITIZE"
+"""The environment variable that names sanitizers to build with, as the compiler's -fsanitize takes them."""
+
 _MAX_JOBS = 2
 _SECONDS_PER_SOURCE = 15
 _MAX_ERROR_LINES = 8
@@ -134,6 +137,9 @@ def _compiler_version(compiler: tuple[str, ...]) -> str:
 def _default_flags() -> list[str]:
     abi = int(torch.compiled_with_cxx11_abi())
     flags = ["-O3", "-fPIC", "-std=c++20", "-ffp-contract=off", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
+    if sanitizers := os.environ.get(SANITIZE_VARIABLE):
+        # Functions that the loader chooses run before a sanitizer is ready, so there is one clone of each.
+        flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-g", "-O1", "-DGRADPARITY_CLONES="]
     # Apple's clang has no OpenMP runtime of its own; the loops then run on one thread.
     return flags if sys.platform == "darwin" else [*flags, "-fopenmp"]
 
