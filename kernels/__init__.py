@@ -8,6 +8,7 @@ from kernels.build import BuildError
 from kernels.deform_conv2d import DeformConv2d, deform_conv2d
 from kernels.packs import DeformConv2dPack, ModulatedDeformConv2dPack, upgrade_state_dict
 from kernels.roi_align import RoIAlign, roi_align
+from kernels.torchvision_patch import patch_torchvision
 
 __all__ = [
     "BuildError",
@@ -17,6 +18,7 @@ __all__ = [
     "RoIAlign",
     "composite",
     "deform_conv2d",
+    "patch_torchvision",
     "roi_align",
     "upgrade_state_dict",
 ]
