@@ -10,14 +10,14 @@ from cases.case import Case
 from cases.dtypes import DTYPES
 
 # The third is that of pytorch/vision#6885, which can be followed by hand.
-DATA_SETS = ("real", "integer", "ramp")
+DATA_SETS = ("real", "integer", "ramp", "negative")
 
 
 def draw(case: Case, random: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
     """Values of the case's data set in its dtype.
 
     ``real`` draws from (-1, 1), ``integer`` multiples of 1/2 up to 2. ``ramp`` is 1, 2, 3, ... along every row of
-    pixels of an image, and ones elsewhere.
+    pixels of an image, and ones elsewhere. ``negative`` is an image far below zero, and as ``real`` elsewhere.
     """
     if case.data == "ramp":
         values = np.ones(shape)
@@ -29,6 +29,8 @@ def draw(case: Case, random: np.random.Generator, shape: tuple[int, ...]) -> Ten
 
 
 def draw_image(case: Case, random: np.random.Generator, shape: tuple[int, ...]) -> Tensor:
-    """The values of an image (N, C, H, W), which `draw` would make flat for ``ramp``."""
+    """The values of an image (N, C, H, W): sums of ``ramp``, and of ``negative`` from (-30000, -20000)."""
+    if case.data == "negative":
+        return torch.as_tensor(random.uniform(-30000, -20000, shape)).to(DTYPES[case.dtype])
     image = draw(case, random, shape)
     return image.cumsum(-1).to(image.dtype) if case.data == "ramp" else image

@@ -13,12 +13,14 @@ import enum
 import importlib
 import pkgutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Generic, TypeVar
 
+import torch
 from torch import Tensor
 
 from cases.case import Case, Value, parse_axes, write_value
+from cases.coordinates import SMOOTH
 from cases.data import DATA_SETS
 from cases.dtypes import DTYPES
 
@@ -46,9 +48,20 @@ class Arithmetic(enum.Enum):
         return with_slope_of(complement, fraction)
 
 
+class _Seen(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, value: Tensor, source: Tensor) -> Tensor:
+        return value.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> tuple[None, Tensor]:
+        return None, grad
+
+
 def with_slope_of(value: Tensor, source: Tensor) -> Tensor:
-    """``value``, through which autograd sees ``source`` instead."""
-    return value.detach() + (source - source.detach())
+    """``value``, through which autograd sees ``source`` (of the same shape) instead, whatever that holds."""
+    seen: Tensor = _Seen.apply(value.detach(), source)
+    return seen
 
 
 @dataclass(frozen=True)
@@ -58,6 +71,14 @@ class Location:
     y: float
     x: float
     boundary: str
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Pieces of some tensors, each along a dimension of its own, give the output in pieces along ``output``."""
+
+    tensors: Mapping[str, int]
+    output: int
 
 
 @dataclass(frozen=True)
@@ -115,6 +136,8 @@ class Operator(Generic[C]):
     # Cases large enough that a kernel splits them into tiles and threads, in every tier.
     large_axes: ClassVar[Mapping[str, Sequence[Value]]]
     is_module: ClassVar[bool] = False
+    # Whether smoke puts questions that take seconds to this operator, for the others that are made alike.
+    leads_family: ClassVar[bool] = False
     # Tensors that a case may lack, and that an implementation is then given as None.
     optional: ClassVar[tuple[str, ...]] = ()
     # The first is the documented meaning, the others are variants that a provider may follow.
@@ -169,6 +192,28 @@ class Operator(Generic[C]):
     ) -> tuple[Location, ...]:
         """The sampling positions behind one element of a quantity; empty when there are too many."""
         raise NotImplementedError
+
+    def smooth(self, case: C) -> bool:
+        """Whether the case keeps so clear of every kink that finite differences exist."""
+        return case.boundary in SMOOTH
+
+    def pin(self, tensors: Tensors) -> Tensors:
+        """The tensors with what is no real number in them, such as a batch index, out of a gradient's reach."""
+        return tensors
+
+    def cuts(self, case: C) -> dict[str, Cut]:
+        """The ways to cut the work in pieces, by what is cut; none for a module."""
+        return {}
+
+    def image_alone(self, case: C, tensors: Tensors, image: int) -> tuple[Tensors, list[int]]:
+        """The tensors of one image of the batch, and which rows of the output are its."""
+        raise NotImplementedError
+
+    def larger(self, case: C) -> C:
+        """The same case with another number of images, of another size."""
+        height, width = case.size  # type: ignore[attr-defined]
+        changes: dict[str, Any] = {"batch": case.batch + 1, "size": (height + 1, width + 2)}  # type: ignore[attr-defined]
+        return replace(case, **changes)
 
     def valid(self, case: Case) -> bool:
         """Whether the case is one of this operator's and defined."""

@@ -5,6 +5,7 @@ In every array each pair of axis values (each triple, nightly) that can occur to
 
 from __future__ import annotations
 
+import functools
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -51,7 +52,10 @@ def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
     for axis, value in operator.void.items():
         yield from covering_array(operator, {**operator.smoke_axes, axis: (value,)}, 1)
     yield from covering_array(operator, operator.finite_difference_axes, 2)
-    yield from covering_array(operator, operator.large_axes, 1)
+    yield from large_cases(operator.name)
+    yield from typical_cases(operator.name)
+    if tier != "smoke":
+        yield from costly_cases(operator.name)
     if tier == "smoke":
         yield from covering_array(operator, {**axes, operator.boundary_axis: boundaries}, _STRENGTH[tier])
         return
@@ -64,6 +68,47 @@ def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
             arrays[key] = covering_array(operator, allowed, _STRENGTH[tier])
         changed: dict[str, Any] = {operator.boundary_axis: boundary}
         yield from (replace(case, **changed) for case in arrays[key])
+
+
+@functools.cache
+def typical_cases(operator_name: str) -> tuple[Case, ...]:
+    """Two or three small cases, in every tier, for what torch does around an operator, not where its samples fall."""
+    operator = all_operators()[operator_name]
+    axes = dict(operator.finite_difference_axes or operator.smoke_axes)
+    few = {name: values[:2] for name, values in axes.items()}
+    # More than one image, so that there is a batch to be mapped over.
+    return tuple(covering_array(operator, {**few, "batch": (2,)}, 1))
+
+
+def is_typical(case: Case) -> bool:
+    """Whether the case is one of these, on whatever device."""
+    return replace(case, device="cpu") in typical_cases(case.operator)
+
+
+def is_one_of_few(case: Case) -> bool:
+    """Whether a question that takes seconds is asked: in smoke of one operator of each family, else of all."""
+    if is_costly(case):
+        return True
+    leads = all_operators()[case.operator].leads_family
+    return leads and replace(case, device="cpu") in typical_cases(case.operator)[:1]
+
+
+@functools.cache
+def costly_cases(operator_name: str) -> tuple[Case, ...]:
+    """The last of the typical cases in float32, not in smoke, for questions that take seconds."""
+    return tuple(replace(case, dtype="float32") for case in typical_cases(operator_name)[-1:])
+
+
+def is_costly(case: Case) -> bool:
+    """Whether the case is one of these, on whatever device."""
+    return replace(case, device="cpu") in costly_cases(case.operator)
+
+
+@functools.cache
+def large_cases(operator_name: str) -> tuple[Case, ...]:
+    """Cases large enough that a kernel splits them into tiles and threads, in every tier."""
+    operator = all_operators()[operator_name]
+    return tuple(covering_array(operator, operator.large_axes, 1))
 
 
 def _allowed_beside(

@@ -7,12 +7,19 @@ import re
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 
 from torch import Tensor
 
 from cases.case import Case
 from conformance.expectation import Expectation, Expectations, Gradients
-from conformance.isolation import CrashedError, RefusedError, TimedOutError, run_isolated
+from conformance.isolation import (
+    CrashedError,
+    RefusedError,
+    TimedOutError,
+    preserved_state,
+    run_isolated,
+)
 from conformance.ledger import Ledger
 from conformance.providers.registry import Loaded
 from conformance.subject import MissingOperatorError, Subject
@@ -64,17 +71,20 @@ class Bench:
         case: Case,
         compute: Callable[[Subject], Gradients],
         expect: Callable[[Expectation, str], Expectations],
+        *,
+        together: str = "",
     ) -> list[str]:
         """Compares a computation of every provider with the oracle; returns what the ledger does not know.
 
         The quantities are those of ``expect`` under the operator's first convention. Each is judged under that
-        convention, then under the others.
+        convention, then under the others. With ``together`` they make one record, of the quantity of that name.
         """
         expectation = expectation_of(case)
         quantities = expect(expectation, expectation.operator.conventions[0])
         records: list[Record] = []
         for loaded in self.providers:
-            answer = _ask(loaded, expectation, compute)
+            answer = _ask(loaded, expectation, compute, together or question)
+            judged = []
             for quantity in quantities:
                 record = self._blank(question, quantity, loaded, case, answer)
                 if answer.status is None:
@@ -82,11 +92,17 @@ class Bench:
                         answer.tensors.get(quantity), quantity, expectation, expect
                     )
                     record = _judged(record, verdicts, expectation)
-                records.append(record)
+                judged.append(record)
+            records += [_merged(judged, together)] if together else judged
         return self._book(case, records)
 
-    def check(self, question: str, case: Case, find_fault: Callable[[Subject], str]) -> list[str]:
-        """Asks every provider something that is answered by a fault or an empty string."""
+    def check(
+        self, question: str, case: Case, find_fault: Callable[[Subject], str], *, quantity: str = ""
+    ) -> list[str]:
+        """Asks every provider something that is answered by a fault or an empty string.
+
+        The record's quantity is the question unless another one is given.
+        """
 
         def compute(subject: Subject) -> Gradients:
             if fault := find_fault(subject):
@@ -97,8 +113,8 @@ class Bench:
         expectation = expectation_of(case)
         records = []
         for loaded in self.providers:
-            answer = _ask(loaded, expectation, compute)
-            records.append(self._blank(question, question, loaded, case, answer))
+            answer = _ask(loaded, expectation, compute, quantity or question)
+            records.append(self._blank(question, quantity or question, loaded, case, answer))
         return self._book(case, records)
 
     def _blank(self, question: str, quantity: str, loaded: Loaded, case: Case, answer: _Answer) -> Record:
@@ -139,19 +155,47 @@ class Bench:
         return replace(record, ledger=entry.id, status=known)
 
 
+# Of several quantities, the first of these that one of them has is the status of all.
+_WORST_FIRST = (Status.DEFECT, Status.CONVENTION, Status.MATCH, Status.VACUOUS)
+
+
+def _merged(records: Sequence[Record], quantity: str) -> Record:
+    """One record of several quantities that were computed together: its details are the worst one's."""
+    if records[0].status not in _WORST_FIRST:
+        return replace(records[0], quantity=quantity)
+    worst = min(
+        records,
+        key=lambda record: (_WORST_FIRST.index(record.status), -record.err_over_bound, record.quantity),
+    )
+    return replace(
+        worst,
+        quantity=quantity,
+        elements=sum(record.elements for record in records),
+        tested=sum(record.tested for record in records),
+        message=f"{worst.quantity}: {worst.message}" if worst.message else "",
+    )
+
+
 @functools.lru_cache(maxsize=16)
 def expectation_of(case: Case) -> Expectation:
     """The case's expectation; the questions of one case share it."""
     return Expectation(case)
 
 
-def _ask(loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], Gradients]) -> _Answer:
+def _ask(
+    loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], Gradients], what: str
+) -> _Answer:
     started = time.perf_counter()
+    asked = f"{expectation.case.operator}/{what}"
+    for pattern, reason in getattr(loaded.provider, "not_promised", {}).items():
+        if fnmatchcase(asked, pattern):
+            return _Answer({}, 0.0, Status.UNSUPPORTED, f"not promised: {reason}")
     try:
         subject = Subject(loaded.provider, expectation)
         # The parent's oracle must not run in the child: what a cached property computes there is lost.
         _ = expectation.grad_output
-        tensors = run_isolated(lambda: compute(subject)) if expectation.case.hostile else compute(subject)
+        with preserved_state():
+            tensors = run_isolated(lambda: compute(subject)) if expectation.case.hostile else compute(subject)
         if changed := expectation.restore():
             raise FaultFoundError(f"it changes {', '.join(changed)} in place")
         return _Answer(tensors, time.perf_counter() - started)

@@ -73,6 +73,14 @@ class Expectation:
         """The gradient of every differentiable input under grad_output."""
         return self._once("gradients", convention, self._gradients)
 
+    def output_and_gradients(self, convention: str) -> Expectations:
+        """Both."""
+        return {**self.output(convention), **self.gradients(convention)}
+
+    def forward_mode(self, convention: str) -> Expectations:
+        """The tangent of the output along grad_gradients, which double backward gives by grad_output."""
+        return {"jvp": self.double_backward(convention)["gradgrad:grad_output"]}
+
     def double_backward(self, convention: str) -> Expectations:
         """The gradients of <gradients, grad_gradients> by every input and by grad_output."""
         return self._once("double_backward", convention, self._double_backward)

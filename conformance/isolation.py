@@ -1,4 +1,4 @@
-"""Running something that may kill its process in another one.
+"""Running something that may kill its process in another one, or change what others see of torch.
 
 The child is forked, so that it needs no import and no copy of the inputs; its tensors come back in a .npz file,
 never pickled. A signal and a hang become exceptions of the parent.
@@ -12,7 +12,9 @@ import os
 import signal
 import tempfile
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +34,28 @@ class TimedOutError(Exception):
 
 class RefusedError(Exception):
     """The child raised an exception; the message holds its type and text."""
+
+
+@contextmanager
+def preserved_state() -> Iterator[None]:
+    """Whatever is set inside, torch's global settings and Python's warning filters are as before afterwards."""
+    grad, threads, dtype = torch.is_grad_enabled(), torch.get_num_threads(), torch.get_default_dtype()
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    autocast, autocast_dtype = torch.is_autocast_enabled("cpu"), torch.get_autocast_dtype("cpu")
+    random = torch.get_rng_state()
+    try:
+        with warnings.catch_warnings():
+            yield
+    finally:
+        torch.set_grad_enabled(grad)
+        if torch.get_num_threads() != threads:
+            torch.set_num_threads(threads)
+        torch.set_default_dtype(dtype)
+        torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
+        torch.set_autocast_enabled("cpu", autocast)
+        torch.set_autocast_dtype("cpu", autocast_dtype)
+        torch.set_rng_state(random)
 
 
 def run_isolated(

@@ -189,14 +189,18 @@ class Run:
         from reports import render, store, tables
 
         description = self._description()
+        left_out = []
         if interrupted:
-            description["not_compared"] = ["the run was interrupted: what had not been asked yet is missing"]
+            left_out.append("the run was interrupted: what had not been asked yet is missing")
         else:
             description["finished"] = _now()
+        if partial := self._is_partial():
+            left_out.append("only some of the questions were asked, so ledger entries may hold or not")
+        description["not_compared"] = left_out
         table = self.folder.merge(description)
         asked = set(zip(table["provider"], table["case"], strict=True))
         hit = set(zip(table["ledger"], table["case"], strict=True))
-        stale = self.ledger.stale(self.versions, asked, hit)
+        stale = [] if partial else self.ledger.stale(self.versions, asked, hit)
         stale_entries = [
             f"ledger: {entry.id} no longer holds: {entry.provider} does not diverge on {entry.case}"
             for entry in stale
@@ -213,6 +217,15 @@ class Run:
         )
         yield f"Report: {page}"
         yield f"        {page.with_name('report.md')}"
+
+    def _is_partial(self) -> bool:
+        """Whether files or items were chosen, so that the question which an entry is about may be missing."""
+        options = self.config.option
+        whole = any(
+            (self.config.invocation_params.dir / argument).resolve() in (FOLDER, *FOLDER.parents)
+            for argument in self.config.args
+        )
+        return not whole or any((options.keyword, options.markexpr, options.deselect, options.ignore))
 
     def _absences(self, table: pd.DataFrame) -> Iterator[str]:
         """What is missing so badly that a run without it is no pass."""

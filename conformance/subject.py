@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -26,12 +27,28 @@ class Subject:
         if not hasattr(provider, name):
             raise MissingOperatorError(f"{provider.name} has no {name}")
         self.expectation = expectation
+        self.provider = provider
         self._operator = getattr(provider, name)
         self._arguments: dict[str, Any] = expectation.operator.arguments(expectation.case)
 
+    def on(self, expectation: Expectation) -> Subject:
+        """The same provider, put to another case."""
+        return Subject(self.provider, expectation)
+
     @functools.cached_property
     def _module(self) -> torch.nn.Module:
+        return self.new_module()
+
+    def new_module(self) -> torch.nn.Module:
+        """The provider's module as it makes it, not yet with the case's parameters."""
         module: torch.nn.Module = self._operator(**self._arguments)
+        return module
+
+    def loaded_module(self) -> torch.nn.Module:
+        """A new module of the provider with the case's parameters."""
+        module = self.new_module()
+        parameters = {name: leaf.detach() for name, leaf in self.leaves().items() if name != "input"}
+        module.load_state_dict(parameters, strict=True)
         return module
 
     def __call__(self, tensors: Tensors) -> Tensor:
@@ -53,6 +70,39 @@ class Subject:
             .requires_grad_(name in expectation.differentiable)
             for name, tensor in expectation.inputs.items()
         }
+
+    @property
+    def cotangent(self) -> Tensor:
+        """The case's grad_output on its device."""
+        return self.expectation.grad_output.to(self.expectation.case.device)
+
+    @property
+    def tangents(self) -> Tensors:
+        """The cotangents of the gradients, which are the tangents of forward mode, on the case's device."""
+        device = self.expectation.case.device
+        return {name: tensor.to(device) for name, tensor in self.expectation.grad_gradients.items()}
+
+    def split(self) -> tuple[Tensors, Tensors]:
+        """The case's tensors without a graph: those that have a gradient, and the others."""
+        tensors = {name: leaf.detach() for name, leaf in self.leaves().items()}
+        wanted = self.expectation.differentiable
+        return {n: tensors[n] for n in wanted}, {n: t for n, t in tensors.items() if n not in wanted}
+
+    def forward_and_backward(self, function: Callable[[Tensors], Tensor] | None = None) -> Gradients:
+        """The output and the gradients of the case's tensors, of the operator or of something made of it."""
+        leaves = self.leaves()
+        output = (function or self)(leaves)
+        return {"output": output.detach(), **self.pull_back(output, leaves)}
+
+    def pull_back(self, output: Tensor, leaves: Tensors) -> Gradients:
+        """The gradient of each differentiable leaf under the case's grad_output, None where there is none."""
+        names = self.expectation.differentiable
+        if not output.requires_grad:
+            return {f"grad:{name}": None for name in names}
+        gradients = torch.autograd.grad(
+            output, [leaves[name] for name in names], self.cotangent, allow_unused=True
+        )
+        return {f"grad:{name}": gradient for name, gradient in zip(names, gradients, strict=True)}
 
     def output(self) -> Gradients:
         """The output alone."""

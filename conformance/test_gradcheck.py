@@ -9,7 +9,6 @@ from torch import Tensor
 from torch.autograd.gradcheck import GradcheckError
 
 from cases.case import Case
-from cases.coordinates import SMOOTH
 from cases.operator import all_operators
 from conformance.bench import Bench, expectation_of
 from conformance.subject import Subject
@@ -21,7 +20,7 @@ LARGEST_INPUT = 600
 def asks(case: Case) -> bool:
     """Of small float64 cases that keep clear of every kink, so that finite differences exist."""
     operator = all_operators()[case.operator]
-    if operator.is_module or case.dtype != "float64" or case.boundary not in SMOOTH:
+    if operator.is_module or case.dtype != "float64" or not operator.smooth(case):
         return False
     sizes = [tensor.numel() for tensor in expectation_of(case).inputs.values()]
     return min(sizes) > 0 and sum(sizes) <= LARGEST_INPUT
@@ -50,7 +49,7 @@ def _fault(check: object, subject: Subject) -> str:
     names = list(leaves)
 
     def function(*tensors: Tensor) -> Tensor:
-        return subject(dict(zip(names, tensors, strict=True)))
+        return subject(subject.expectation.operator.pin(dict(zip(names, tensors, strict=True))))
 
     try:
         check(function, tuple(leaves.values()), fast_mode=True)  # type: ignore[operator]

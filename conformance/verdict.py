@@ -64,10 +64,12 @@ def _judge_values(got: Tensor, expected: Expected, dtype: torch.dtype) -> Verdic
     else:
         limit = bound(expected, dtype)
     error = (got - value).abs()
-    error = torch.where(got == value, torch.zeros_like(error), error).nan_to_num(
+    same = (got == value) | (got.isnan() & value.isnan())
+    error = torch.where(same, torch.zeros_like(error), error).nan_to_num(nan=math.inf, posinf=math.inf)
+    # Where a NaN is expected, its bound is none either.
+    ratio = torch.where(error > 0, error / limit, torch.zeros_like(error)).nan_to_num(
         nan=math.inf, posinf=math.inf
     )
-    ratio = torch.where(error > 0, error / limit, torch.zeros_like(error))
     tested = expected.majorant > 0
     rms = _rms(error, expected, dtype) if not expected.exact and dtype == accumulation_dtype(dtype) else 0.0
     highest = float(ratio.max())

@@ -139,7 +139,13 @@ def _default_flags() -> list[str]:
     flags = ["-O3", "-fPIC", "-std=c++20", "-ffp-contract=off", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     if sanitizers := os.environ.get(SANITIZE_VARIABLE):
         # Functions that the loader chooses run before a sanitizer is ready, so there is one clone of each.
-        flags += [f"-fsanitize={sanitizers}", "-fno-sanitize-recover=all", "-g", "-O1", "-DGRADPARITY_CLONES="]
+        flags += [
+            f"-fsanitize={sanitizers}",
+            "-fno-sanitize-recover=all",
+            "-g",
+            "-O1",
+            "-DGRADPARITY_CLONES=",
+        ]
     # Apple's clang has no OpenMP runtime of its own; the loops then run on one thread.
     return flags if sys.platform == "darwin" else [*flags, "-fopenmp"]
 

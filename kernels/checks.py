@@ -9,9 +9,12 @@ import torch
 from torch import Tensor
 
 BOUNDARIES = ("open", "closed")
+MODES = ("avg", "max")
 DTYPES = (torch.float64, torch.float32, torch.float16, torch.bfloat16)
 # A bin costs its square; nobody samples a bin a million times on purpose.
 MAX_SAMPLING_RATIO = 1024
+# What float32 rounds to 0 is at most the one, and to infinity at least the other.
+FLOAT32_ZERO, FLOAT32_INFINITY = 2.0**-150, 2.0**128 - 2.0**103
 
 Pair = tuple[int, int]
 
@@ -140,21 +143,41 @@ def deform_conv2d(
 
 
 def roi_align(
-    input: Any, boxes: Any, output_size: Any, spatial_scale: Any, sampling_ratio: Any, aligned: Any
+    input: Any,
+    boxes: Any,
+    output_size: Any,
+    spatial_scale: Any,
+    sampling_ratio: Any,
+    aligned: Any,
+    mode: Any,
+    rois_grad: Any,
 ) -> tuple[Tensor, Pair]:
+    """Raises TypeError or ValueError for arguments that don't fit; returns rois (K, 5), output size."""
+    rois, size = roi_pool(input, boxes, output_size, spatial_scale)
+    _sampling_ratio(sampling_ratio)
+    for name, value in (("aligned", aligned), ("rois_grad", rois_grad)):
+        if not isinstance(value, bool):
+            raise TypeError(f"{name} must be a bool, got {shown(value)}")
+    if not isinstance(mode, str) or mode not in MODES:
+        raise ValueError(f'mode must be "avg" or "max", got {shown(mode)}')
+    return rois, size
+
+
+def roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: Any) -> tuple[Tensor, Pair]:
     """Raises TypeError or ValueError for arguments that don't fit; returns rois (K, 5), output size."""
     image(input)
     size = pair("output_size", output_size, 1)
+    if size[0] * size[1] >= 2**31:
+        raise ValueError(f"output_size must be below 2**31 bins, got {shown(output_size)}")
     if isinstance(spatial_scale, bool) or not isinstance(spatial_scale, (int, float)):
         raise TypeError(f"spatial_scale must be a number, got {shown(spatial_scale)}")
     if not 0 < spatial_scale < float("inf"):
         raise ValueError(f"spatial_scale must be positive and finite, got {shown(spatial_scale)}")
-    if isinstance(sampling_ratio, bool) or not isinstance(sampling_ratio, int):
-        raise TypeError(f"sampling_ratio must be an int, got {shown(sampling_ratio)}")
-    if sampling_ratio > MAX_SAMPLING_RATIO:
-        raise ValueError(f"sampling_ratio must be at most {MAX_SAMPLING_RATIO}, got {shown(sampling_ratio)}")
-    if not isinstance(aligned, bool):
-        raise TypeError(f"aligned must be a bool, got {shown(aligned)}")
+    if input.dtype != torch.float64 and not FLOAT32_ZERO < spatial_scale < FLOAT32_INFINITY:
+        raise ValueError(
+            f"spatial_scale must be positive and finite in float32 for an input of {input.dtype}, "
+            f"got {shown(spatial_scale)}"
+        )
 
     if isinstance(boxes, (list, tuple)):
         return _join(boxes, input), size
@@ -164,6 +187,33 @@ def roi_align(
             f"boxes must have shape (K, 5): batch index, x1, y1, x2, y2; got {tuple(boxes.shape)}"
         )
     return boxes, size
+
+
+def ps_roi_align(
+    input: Any, boxes: Any, output_size: Any, spatial_scale: Any, sampling_ratio: Any
+) -> tuple[Tensor, Pair]:
+    """Raises TypeError or ValueError for arguments that don't fit; returns rois (K, 5), output size."""
+    rois, size = ps_roi_pool(input, boxes, output_size, spatial_scale)
+    _sampling_ratio(sampling_ratio)
+    return rois, size
+
+
+def ps_roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: Any) -> tuple[Tensor, Pair]:
+    """Raises TypeError or ValueError for arguments that don't fit; returns rois (K, 5), output size."""
+    rois, size = roi_pool(input, boxes, output_size, spatial_scale)
+    bins = size[0] * size[1]
+    if input.shape[1] % bins:
+        raise ValueError(
+            f"input's channels must be a multiple of output_size's {bins} bins, got {input.shape[1]}"
+        )
+    return rois, size
+
+
+def _sampling_ratio(value: Any) -> None:
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"sampling_ratio must be an int, got {shown(value)}")
+    if value > MAX_SAMPLING_RATIO:
+        raise ValueError(f"sampling_ratio must be at most {MAX_SAMPLING_RATIO}, got {shown(value)}")
 
 
 def _join(boxes: Sequence[Any], input: Tensor) -> Tensor:

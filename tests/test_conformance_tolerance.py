@@ -167,6 +167,16 @@ def test_not_a_number_is_a_fault_wherever_it_stands(bad: float) -> None:
                 assert verdict.worst[0].index == (1,)
 
 
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
+def test_not_a_number_is_right_only_where_it_is_expected(dtype: torch.dtype) -> None:
+    value, majorant = torch.tensor([math.nan, 0.5]).double(), torch.tensor([1.0, 0.5]).double()
+    for exact in (False, True):
+        expected = Expected(value, majorant, 3, exact=exact)
+        assert judge(value.to(dtype), expected, dtype).fault == ""
+        for wrong in ([0.5, 0.5], [math.inf, 0.5], [math.nan, math.nan]):
+            assert judge(torch.tensor(wrong).to(dtype), expected, dtype).err_over_bound == math.inf
+
+
 def test_missing_misshapen_and_mistyped_results_are_faults() -> None:
     expected = Expected(torch.ones(2, 3).double(), torch.ones(2, 3).double(), 9)
     assert judge(None, expected, torch.float32).fault == "there is none"

@@ -7,35 +7,40 @@ import dataclasses
 import numpy as np
 import pytest
 import torch
-from explicit import Array, roi_align
+from explicit import Array, RoIAlign
 
 from cases.operator import Arithmetic
-from cases.operators.roi_align import BOXES, OPERATOR, RoIAlignCase, bin_samples
+from cases.operators.roi_align import BOXES, OPERATOR, RoIAlignCase, SampledCase, bin_samples, is_exact
 from conformance.expectation import Expectation
 
 SMALL = RoIAlignCase(dtype="float64", size=(4, 5), channels=2, rois=5)
 
 
-def explicit(case: RoIAlignCase, image: Array, rois: Array, grad: Array) -> dict[str, Array]:
-    return roi_align(
-        image,
-        rois,
-        grad,
+def explicit(case: SampledCase, *, absolute: bool = False, position_sensitive: bool = False) -> RoIAlign:
+    """The explicit sums of a case."""
+    return RoIAlign(
         output_size=case.output_size,
         spatial_scale=1 / case.scale,
         sampling_ratio=case.sampling_ratio,
-        aligned=case.aligned,
+        aligned=getattr(case, "aligned", True),
+        position_sensitive=position_sensitive,
+        absolute=absolute,
     )
 
 
-def assert_oracle_is_explicit(case: RoIAlignCase) -> Expectation:
+def arrays(expectation: Expectation) -> list[Array]:
+    """Input, rois and grad_output in float64."""
+    tensors = [*(expectation.inputs[name] for name in ("input", "rois")), expectation.grad_output]
+    return [tensor.double().numpy() for tensor in tensors]
+
+
+def assert_oracle_is_explicit(case: SampledCase, *, position_sensitive: bool = False) -> Expectation:
+    """Output and gradients are the explicit sums; the majorant is no smaller, and no larger where all is exact."""
     expectation = Expectation(case)
-    image, rois = (expectation.inputs[name].double().numpy() for name in ("input", "rois"))
-    grad = expectation.grad_output.double().numpy()
-    signed = explicit(case, image, rois, grad)
-    absolute = explicit(case, np.abs(image), rois, np.abs(grad))
+    signed = explicit(case, position_sensitive=position_sensitive)(*arrays(expectation))
+    absolute = explicit(case, position_sensitive=position_sensitive, absolute=True)(*arrays(expectation))
     # An inexact sample moves by a bounded distance, and then feeds up to two pixels on either side of it.
-    exact = all(bin_samples(case, roi, axis).exact for roi in expectation.inputs["rois"] for axis in (0, 1))
+    exact = all(is_exact(case, roi) for roi in expectation.inputs["rois"])
     for quantity, oracle in {**expectation.output("closed"), **expectation.gradients("closed")}.items():
         value, majorant = oracle.value.numpy(), oracle.majorant.numpy()
         np.testing.assert_allclose(value, signed[quantity], rtol=1e-11, atol=1e-12)
@@ -135,3 +140,17 @@ def test_roundings_counted_by_hand() -> None:
     # Four boxes of 2x3 bins with 2x2 samples, each a bilinear value of four terms; then the mean.
     expectation = Expectation(RoIAlignCase())
     assert expectation.roundings == {"output": 7 + 4 * 4 + 1, "grad:input": 7 + 1 + 4 * 4 * 6}
+
+
+@pytest.mark.parametrize(("sampling_ratio", "exact"), [(2, True), (4, True), (3, False)])
+def test_integer_data_is_judged_bit_for_bit_when_every_mean_is_exact(
+    sampling_ratio: int, exact: bool
+) -> None:
+    case = RoIAlignCase(data="integer", sampling_ratio=sampling_ratio)
+    expectation = Expectation(case)
+    assert all(is_exact(case, roi) for roi in expectation.inputs["rois"])
+    for each in (*expectation.output("closed").values(), *expectation.gradients("closed").values()):
+        assert each.exact is exact
+        terms = each.value / (OPERATOR.quantum(case) or 1)
+        assert not exact or bool((terms == terms.round()).all())
+    assert OPERATOR.quantum(dataclasses.replace(case, data="real")) == 0

@@ -148,6 +148,18 @@ def test_roi_align_of_a_ramp_gives_the_bin_centres(mmcv: Mmcv, aligned: bool, sa
     torch.testing.assert_close(output.flatten(), torch.tensor([2.0, 4.0]) - 0.5 * aligned)
 
 
+def test_roi_align_max_of_a_ramp_gives_the_last_sample(mmcv: Mmcv) -> None:
+    arguments: dict[str, Any] = {"spatial_scale": 0.5, "sampling_ratio": 2, "aligned": True}
+    output = mmcv.roi_align_max(
+        torch.arange(8.0).expand(1, 1, 8, 8).contiguous(),
+        torch.tensor([[0.0, 2.0, 2.0, 10.0, 10.0]]),
+        output_size=(1, 2),
+        **arguments,
+    )
+    # Bins of two pixels from 0.5 on, the second sample at three quarters of each.
+    torch.testing.assert_close(output.flatten(), torch.tensor([2.0, 4.0]))
+
+
 def test_pack_parameters(mmcv: Mmcv) -> None:
     pack = mmcv.deform_conv2d_pack(
         2,

@@ -63,6 +63,22 @@ def test_roi_align_of_a_ramp_gives_the_bin_centres(
     torch.testing.assert_close(output.flatten(), torch.tensor([2.0, 4.0]) - 0.5 * aligned)
 
 
+def test_the_other_roi_operators_reach_torchvision(torchvision: Torchvision) -> None:
+    image = torch.arange(12.0 * 8 * 8).reshape(1, 12, 8, 8)
+    rois = torch.tensor([[0.0, 2.0, 2.0, 10.0, 10.0]])
+    arguments: dict[str, Any] = {"output_size": (2, 3), "spatial_scale": 0.5}
+    plane = image[0, 0, 1:6, 1:6]
+    assert torchvision.roi_pool(image, rois, **arguments)[0, 0, 1, 2] == plane.max()
+    pooled = torchvision.ps_roi_pool(image, rois, **arguments)
+    assert pooled.shape == (1, 2, 2, 3)
+    # Output channel 1, bin (0, 0) is of input channel 6: the first rows and columns of the box from 1 to 5.
+    torch.testing.assert_close(pooled[0, 1, 0, 0], image[0, 6, 1:3, 1:3].mean())
+    for ratio in (0, 2):
+        aligned = torchvision.ps_roi_align(image, rois, sampling_ratio=ratio, **arguments)
+        expected = torchvision.roi_align(image, rois, sampling_ratio=ratio, aligned=True, **arguments)
+        torch.testing.assert_close(aligned[0, 1, 1, 2], expected[0, 11, 1, 2])
+
+
 def test_published_numbers(torchvision: Torchvision) -> None:
     """conv_offset.bias.grad of https://github.com/pytorch/vision/issues/6885, in either convention."""
     pack = torchvision.modulated_deform_conv2d_pack(

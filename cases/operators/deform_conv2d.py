@@ -12,7 +12,7 @@ where B is bilinear and zero outside the image. Conventions at y == -1: "open" g
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
 import numpy as np
@@ -28,6 +28,7 @@ from cases.layouts import LAYOUTS, lay_out
 from cases.operator import (
     Arithmetic,
     Constraint,
+    Cut,
     Location,
     Operator,
     Tensors,
@@ -286,6 +287,7 @@ class DeformConv2d(Operator[DeformConv2dCase]):
 
     name = "deform_conv2d"
     case_type = DeformConv2dCase
+    leads_family = True
     conventions = ("open", "closed")
     optional = ("bias", "mask")
     void: ClassVar[dict[str, Any]] = {"batch": 0}
@@ -392,6 +394,27 @@ class DeformConv2d(Operator[DeformConv2dCase]):
 
     def roundings(self, case: DeformConv2dCase, tensors: Tensors) -> dict[str, int]:
         return first_order_roundings(case, tensors["offset"].double())
+
+    def cuts(self, case: DeformConv2dCase) -> dict[str, Cut]:
+        inputs = {name: 0 for name in ("input", "offset", "mask") if getattr(case, name, True)}
+        weights = {name: 0 for name in ("weight", "bias") if getattr(case, name, True)}
+        # Every group of outputs reads channels of its own.
+        return {"inputs": Cut(inputs, 0)} | ({"weights": Cut(weights, 1)} if case.groups == 1 else {})
+
+    def image_alone(self, case: DeformConv2dCase, tensors: Tensors, image: int) -> tuple[Tensors, list[int]]:
+        own = ("input", "offset", "mask")
+        return {
+            name: tensor[image : image + 1] if name in own else tensor for name, tensor in tensors.items()
+        }, [image]
+
+    def larger(self, case: DeformConv2dCase) -> DeformConv2dCase:
+        # torch.compile makes a graph of its own for a length of 1, which no other length may become.
+        larger = super().larger(case)
+        height, width = (
+            length if pixels == 1 else longer
+            for length, longer, pixels in zip(case.size, larger.size, case.output_size, strict=True)
+        )
+        return replace(larger, size=(height, width))
 
     def quantum(self, case: DeformConv2dCase) -> float:
         # At most five tensors in halves and the bilinear weights in sixteenths make one term.

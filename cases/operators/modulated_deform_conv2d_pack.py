@@ -32,6 +32,7 @@ class ModulatedDeformConv2dPack(DeformConv2dPack):
 
     name = "modulated_deform_conv2d_pack"
     case_type = ModulatedPackCase
+    leads_family = True
     outputs_per_sample = 3
     axes: ClassVar[dict[str, Any]] = {**DeformConv2dPack.axes, "bias": (True, False)}
 

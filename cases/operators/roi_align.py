@@ -4,27 +4,25 @@ input (N, C, H, W); rois (K, 5) of batch index, x1, y1, x2, y2 in image units; o
 A box is coord*scale - o with o = 1/2 when aligned, else 0 and at least one pixel wide and high. Each bin has
 sampling_ratio^2 samples, or ceil(size/bins) per axis when the ratio is 0. A sample with y < -1 or y > H is 0
 (closed on both sides); otherwise y is clamped to 0 ... H - 1. A box with a NaN or an infinity has no samples
-inside. rois have no gradient.
+inside. rois have no gradient here; `roi_align_rois_grad` is the operator with one.
 """
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cases.case import Case
 from cases.coordinates import SMOOTH, classify
-from cases.data import draw, draw_image
 from cases.dtypes import DTYPES, accumulation_dtype, unit_roundoff
 from cases.interpolation import BILINEAR_ROUNDINGS
-from cases.layouts import LAYOUTS, lay_out
-from cases.operator import Arithmetic, Constraint, Location, Operator, Tensors, at_least, one_of
-
-Pair = tuple[int, int]
+from cases.layouts import LAYOUTS
+from cases.operator import Arithmetic, Constraint, Location, Tensors, at_least, with_slope_of
+from cases.rois import CLEARANCE, RoICase, RoIOperator, is_dyadic, random_span, wide_kind
 
 # Where the samples of a box fall: one sample exactly there, or the whole box of that kind.
 BOXES = (
@@ -49,144 +47,286 @@ EXACT = ("integer", "last_pixel", "edge_low", "edge_high")
 # Roundings of one sampling coordinate: scale, offset, size, bin, grid step, two products and two sums.
 COORDINATE_ROUNDINGS = 9
 
-# No box that is not exact puts a sample this close to the discontinuities at -1 and L, or to a grid size, but
-# for above_grid_nano, which is 1e-9 beyond a grid size.
-CLEARANCE = 0.02
+# above_grid_nano is 1e-9 beyond a grid size.
 NANO_CLEARANCE = 1e-10
+
+# A position is taken for a sum of powers of two when it has no more binary digits after the point.
+_FRACTION_BITS = 20
 
 
 @dataclass(frozen=True)
-class RoIAlignCase(Case):
-    """Axes of roi_align; sizes are (height, width), `scale` is 1/spatial_scale."""
+class SampledCase(RoICase):
+    """A case whose bins are sampled on a grid."""
+
+    sampling_ratio: int = 2
+
+    @property
+    def is_aligned(self) -> bool:
+        """Whether boxes are moved by half a pixel and may be of any size."""
+        return True
+
+
+@dataclass(frozen=True)
+class RoIAlignCase(SampledCase):
+    """Axes of roi_align."""
 
     OPERATOR: ClassVar[str] = "roi_align"
 
-    batch: int = 2
-    channels: int = 3
-    size: Pair = (7, 9)
-    rois: int = 4
-    output_size: Pair = (2, 3)
-    scale: int = 1
-    sampling_ratio: int = 2
     aligned: bool = True
-    boxes: str = "interior"
-    layout: str = "contiguous"
-    grad_layout: str = "contiguous"
 
     @property
-    def boundary(self) -> str:
-        return self.boxes
+    def is_aligned(self) -> bool:
+        return self.aligned
 
     @property
     def hostile(self) -> bool:
         # mmcv ignores the strides of rois, takes a coordinate for the batch index, and writes there.
         return self.layout in ("sliced", "transposed") or super().hostile
 
-    @property
-    def spatial_scale(self) -> float:
-        """The factor from box units to pixels of the input."""
-        return 1 / self.scale
+
+S = TypeVar("S", bound=SampledCase)
+A = TypeVar("A", bound=RoIAlignCase)
 
 
 @dataclass(frozen=True)
 class BinSamples:
-    """The samples of one box along one axis: positions (bins, grid), exact or computed with rounding."""
+    """The samples of one box along one axis: positions (bins, grid), exact or computed with rounding.
+
+    ``widened`` boxes have a fixed size of one pixel.
+    """
 
     positions: np.ndarray
     count: int
     exact: bool
     magnitude: float
+    widened: bool
 
 
-def _why_empty(case: RoIAlignCase) -> str:
-    smallest = min(case.batch, *case.size, *case.output_size)
-    return "" if smallest > 0 else "an image and a bin have at least one pixel"
-
-
-def _why_class(case: RoIAlignCase) -> str:
+def _why_class(case: SampledCase) -> str:
     possible = case.boxes not in ("interior", "integer") or min(case.size) > 1
     return "" if possible else f"an image of {case.size} has no such coordinates"
 
 
-def _why_scale(case: RoIAlignCase) -> str:
-    if case.scale < 1:
-        return "scale is a positive integer"
-    dyadic = case.scale & (case.scale - 1) == 0
-    exact = case.boxes in EXACT or case.data == "integer"
-    return "only a scale that is a power of two places samples exactly" if exact and not dyadic else ""
-
-
-def _why_distance(case: RoIAlignCase) -> str:
-    nano = case.boxes == "above_grid_nano" and case.dtype != "float64"
-    return "only float64 tells 1e-9 from a whole grid" if nano else ""
-
-
-def bin_samples(case: RoIAlignCase, roi: Tensor, axis: int) -> BinSamples:
+def bin_samples(case: SampledCase, roi: Tensor, axis: int) -> BinSamples:
     """Where the samples of one box fall along axis 0 (y) or 1 (x), in float64."""
-    wide = _positions(case, roi, axis, np.float64)
-    narrow = accumulation_dtype(DTYPES[case.dtype])
-    rounded = _positions(case, roi, axis, np.float32 if narrow == torch.float32 else np.float64)
+    corners = roi.detach().double()[1:].numpy()
+    return _bin_samples(
+        case, float(np.abs(np.nan_to_num(corners, posinf=0, neginf=0)).max()), *corners[1 - axis :: 2], axis
+    )
+
+
+@functools.lru_cache(maxsize=4096)
+def _bin_samples(case: SampledCase, farthest: float, first: float, last: float, axis: int) -> BinSamples:
+    wide, _ = _positions(case, first, last, axis, np.float64)
+    rounded, widened = _positions(case, first, last, axis, wide_kind(case))
     # float64 itself is exact when the box is a multiple of 1/16 or coarser and the grid a power of two.
-    corners = roi[1:].double() * 16
-    dyadic = bool((corners == corners.round()).all()) and _is_dyadic(wide)
+    dyadic = _has_bits(np.array([first, last]), 4) and _has_bits(wide, _FRACTION_BITS)
     exact = dyadic and wide.shape == rounded.shape and bool((wide == rounded).all())
-    extent = float(roi[1:].double().nan_to_num(0, 0, 0).abs().max()) * case.spatial_scale + 1
-    return BinSamples(wide, wide.shape[1], exact, 3 * extent)
+    return BinSamples(wide, wide.shape[1], exact, 3 * (farthest * case.spatial_scale + 1), widened)
 
 
-def _is_dyadic(values: np.ndarray) -> bool:
-    return bool((values * 2**20 == np.round(values * 2**20)).all())
+def _has_bits(values: np.ndarray, bits: int) -> bool:
+    return bool((values * 2**bits == np.round(values * 2**bits)).all())
 
 
-def _positions(case: RoIAlignCase, roi: Tensor, axis: int, kind: type[np.floating[Any]]) -> np.ndarray:
-    first, last = (roi[corner].double().numpy().astype(kind) for corner in (2 - axis, 4 - axis))
-    scale, shift = kind(case.spatial_scale), kind(0.5 if case.aligned else 0)
-    start, end = first * scale - shift, last * scale - shift
-    extent = end - start if case.aligned else max(end - start, kind(1))
+def _positions(
+    case: SampledCase, first: float, last: float, axis: int, kind: type[np.floating[Any]]
+) -> tuple[np.ndarray, bool]:
+    """The positions as ``kind`` computes them, and whether the box was too small for them."""
+    scale, shift = kind(case.spatial_scale), kind(0.5 if case.is_aligned else 0)
+    start, end = kind(first) * scale - shift, kind(last) * scale - shift
     bins = case.output_size[axis]
     if not np.isfinite([start, end]).all():
-        return np.full((bins, max(case.sampling_ratio, 1)), np.nan)
+        return np.full((bins, max(case.sampling_ratio, 1)), np.nan), False
+    widened = bool(not case.is_aligned and end - start < 1)
+    extent = kind(1) if widened else end - start
     step = extent / kind(bins)
     grid = case.sampling_ratio if case.sampling_ratio > 0 else int(np.ceil(step))
     grid = max(grid, 0)
     inner = (np.arange(grid) + 0.5).astype(kind) * step / kind(max(grid, 1))
     result: np.ndarray = start + np.arange(bins).astype(kind)[:, None] * step + inner[None, :]
-    return result
+    return result, widened
 
 
-def bin_weights(case: RoIAlignCase, roi: Tensor, axis: int) -> tuple[Tensor, Tensor]:
-    """The weight of each pixel of an axis in each bin, summed over the grid: (bins, length).
+def _moving_positions(case: SampledCase, roi: Tensor, axis: int, samples: BinSamples) -> Tensor:
+    """The positions (bins, grid), which move with the box: at a fraction t of it, dy/dy1 = s*(1 - t), dy/dy2 = s*t.
+
+    Both factors are positive, so that the two arithmetics agree. A widened box moves as a whole.
+    """
+    y = torch.as_tensor(samples.positions, dtype=torch.float64)
+    if not roi.requires_grad or not bool(y.isfinite().all()):
+        return y
+    bins, grid = y.shape
+    within = (torch.arange(grid, dtype=torch.float64) + 0.5) / max(grid, 1)
+    t = (torch.arange(bins, dtype=torch.float64)[:, None] + within) / bins * (not samples.widened)
+    return with_slope_of(y, (roi[2 - axis] * (1 - t) + roi[4 - axis] * t) * case.spatial_scale)
+
+
+def sample_weights(
+    case: SampledCase, roi: Tensor, axis: int, arithmetic: Arithmetic
+) -> tuple[Tensor, Tensor]:
+    """The weight of each pixel of an axis in each sample: (bins, grid, length).
 
     With them what the roundings of an inexact coordinate may change in each, in unit roundoffs over
-    BILINEAR_ROUNDINGS, which is the least that a bound multiplies it by.
+    BILINEAR_ROUNDINGS, which is the least that a bound multiplies it by. At a kink the slope is that of the cell to
+    the right; a position below the first pixel, on the last one or beyond has none.
     """
     length = case.size[axis]
     samples = bin_samples(case, roi, axis)
-    y = torch.as_tensor(samples.positions, dtype=torch.float64)
-    inside = (y >= -1) & (y <= length)
-    clamped = torch.where(inside, y.clamp(0, length - 1), 0)
-    cell = clamped.floor()
+    y = _moving_positions(case, roi, axis, samples)
+    fixed = y.detach()
+    inside = (fixed >= -1) & (fixed <= length)
+    clamped = torch.where(
+        (fixed >= 0) & (fixed < length - 1), y, torch.where(inside, fixed.clamp(0, length - 1), 0)
+    )
+    cell = clamped.detach().floor()
     fraction = clamped - cell
     pixel = torch.arange(length, dtype=torch.float64)
-    weights = (1 - fraction)[..., None] * (pixel == cell[..., None])
+    weights = arithmetic.one_minus(fraction)[..., None] * (pixel == cell[..., None])
     weights = weights + fraction[..., None] * (pixel == cell[..., None] + 1)
-    near = ((pixel - clamped[..., None]).abs() < 2).double() * (not samples.exact)
+    near = ((pixel - clamped.detach()[..., None]).abs() < 2).double() * (not samples.exact)
     errors = near * samples.magnitude * COORDINATE_ROUNDINGS / BILINEAR_ROUNDINGS
-    return (weights * inside[..., None]).sum(1), (errors * inside[..., None]).sum(1)
+    return weights * inside[..., None], errors * inside[..., None]
 
 
-def _pool(rows: Tensor, image: Tensor, columns: Tensor) -> Tensor:
-    return torch.einsum("ph,chw,qw->cpq", rows, image, columns)
+def contract(
+    case: SampledCase,
+    equation: str,
+    image: Tensor,
+    rows: tuple[Tensor, Tensor],
+    columns: tuple[Tensor, Tensor],
+    arithmetic: Arithmetic,
+) -> Tensor:
+    """einsum(rows, image, columns), in the majorant with the errors of the weights."""
+    (row_weights, row_errors), (column_weights, column_errors) = rows, columns
+    total = torch.einsum(equation, row_weights, image, column_weights)
+    if arithmetic is Arithmetic.MAJORANT:
+        # To first order one of the two weights is off, and both only by a unit roundoff more.
+        both = row_errors * BILINEAR_ROUNDINGS * unit_roundoff(accumulation_dtype(DTYPES[case.dtype]))
+        total = total + torch.einsum(equation, row_errors, image, column_weights)
+        total = total + torch.einsum(equation, row_weights + both, image, column_errors)
+    return total
 
 
-class RoIAlign(Operator[RoIAlignCase]):
+def mean_of_samples(case: SampledCase, tensors: Tensors, arithmetic: Arithmetic, equation: str) -> Tensor:
+    """The mean over the samples of each bin, (K, C, PH, PW); ``equation`` contracts rows, image and columns."""
+    image = arithmetic.of(tensors["input"])
+    pooled = []
+    for roi in tensors["rois"]:
+        rows, columns = (
+            tuple(weights.sum(1) for weights in sample_weights(case, roi, axis, arithmetic))
+            for axis in (0, 1)
+        )
+        total = contract(case, equation, image[int(roi[0])], rows, columns, arithmetic)  # type: ignore[arg-type]
+        pooled.append(total / max(sample_count(case, roi), 1))
+    # The empty sum keeps the output attached to its inputs, so that their gradient is zero, not absent.
+    empty = image.sum() * 0 + tensors["rois"].nan_to_num(0, 0, 0).sum() * 0
+    shape = (case.rois, case.channels, *case.output_size)
+    return (torch.stack(pooled) + empty) if pooled else empty.expand(shape)
+
+
+def sample_count(case: SampledCase, roi: Tensor) -> int:
+    """How many samples each bin of a box has."""
+    return bin_samples(case, roi, 0).count * bin_samples(case, roi, 1).count
+
+
+def is_exact(case: SampledCase, roi: Tensor) -> bool:
+    """Whether every sample of a box falls where it is computed, without any rounding."""
+    return all(bin_samples(case, roi, axis).exact for axis in (0, 1))
+
+
+@functools.lru_cache(maxsize=16)
+def weight_quantum(operator: SampledRoIOperator[Any], case: SampledCase, *, is_mean: bool) -> float:
+    """A power of two of which all weights of all samples are multiples; 0 when there is none."""
+    bits = 0
+    for roi in operator.sample(case)["rois"]:
+        both = [bin_samples(case, roi, axis) for axis in (0, 1)]
+        count = max(both[0].count * both[1].count, 1) if is_mean else 1
+        if not all(samples.exact for samples in both) or not is_dyadic(count):
+            return 0.0
+        digits = [
+            next(digit for digit in range(_FRACTION_BITS + 1) if _has_bits(samples.positions, digit))
+            for samples in both
+        ]
+        bits = max(bits, sum(digits) + count.bit_length() - 1)
+    return 2.0**-bits
+
+
+class SampledRoIOperator(RoIOperator[S]):
+    """What is the same for every operator that samples its bins."""
+
+    exact_boxes = EXACT
+
+    def constraints(self) -> tuple[Constraint[S], ...]:
+        return (
+            *super().constraints(),
+            at_least("sampling_ratio", 0),
+            Constraint(("boxes", "size"), _why_class),
+        )
+
+    def arguments(self, case: S) -> dict[str, Any]:
+        return {**super().arguments(case), "sampling_ratio": case.sampling_ratio}
+
+    def roundings(self, case: S, tensors: Tensors) -> dict[str, int]:
+        counts = [sample_count(case, roi) for roi in tensors["rois"]]
+        samples = 4 * max(counts, default=0)
+        return {
+            "output": BILINEAR_ROUNDINGS + samples + 1,
+            "grad:input": BILINEAR_ROUNDINGS + 1 + sum(counts) * case.bins,
+        }
+
+    def quantum(self, case: S) -> float:
+        # Two tensors in halves make one term with the weights.
+        return weight_quantum(self, case, is_mean=True) / 4 if case.data == "integer" else 0.0
+
+    def locate(
+        self, case: S, tensors: Tensors, quantity: str, index: tuple[int, ...]
+    ) -> tuple[Location, ...]:
+        if quantity not in ("output", "gradgrad:grad_output"):
+            return ()
+        roi, _, bin_y, bin_x = index
+        rows = bin_samples(case, tensors["rois"][roi], 0).positions[bin_y]
+        columns = bin_samples(case, tensors["rois"][roi], 1).positions[bin_x]
+        classes_y, classes_x = classify(rows, case.size[0]), classify(columns, case.size[1])
+        return tuple(
+            Location(float(y), float(x), f"{class_y}/{class_x}")
+            for y, class_y in zip(rows, classes_y, strict=True)
+            for x, class_x in zip(columns, classes_x, strict=True)
+        )
+
+    def draw_span(self, case: S, random: np.random.Generator, axis: int, kind: str) -> tuple[float, float]:
+        start, extent = _draw_span(case, random, axis, kind)
+        return start + (0.5 if case.is_aligned else 0.0), extent
+
+    def is_clear(self, case: S, roi: Tensor, axis: int, kind: str) -> bool:
+        clearance = NANO_CLEARANCE if kind == "above_grid_nano" else CLEARANCE
+        samples = bin_samples(case, roi, axis)
+        if samples.exact:
+            return True
+        y, length = samples.positions, case.size[axis]
+        if y.size and min(np.abs(y + 1).min(), np.abs(y - length).min()) < clearance:
+            return False
+        extent = float(roi[4 - axis].double() - roi[2 - axis].double()) * case.spatial_scale
+        widened_to_one_pixel = not case.is_aligned and extent < 1 - clearance
+        if case.sampling_ratio > 0 or widened_to_one_pixel or extent == 0:
+            return True
+        per_bin = extent / case.output_size[axis]
+        return abs(per_bin - round(per_bin)) > clearance
+
+
+class RoIAlignOperator(SampledRoIOperator[A]):
+    """What the operators with roi_align's signature share."""
+
+    def arguments(self, case: A) -> dict[str, Any]:
+        return {**super().arguments(case), "aligned": case.aligned}
+
+
+class RoIAlign(RoIAlignOperator[RoIAlignCase]):
     """Mean pooling; rois are not differentiated."""
 
     name = "roi_align"
     case_type = RoIAlignCase
-    conventions = ("closed",)
-    boundary_axis = "boxes"
-    void: ClassVar[dict[str, Any]] = {"rois": 0}
+    leads_family = True
     finite_difference_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float64",),
         "boxes": SMOOTH,
@@ -235,117 +375,11 @@ class RoIAlign(Operator[RoIAlignCase]):
         "data": ("real", "integer"),
     }
 
-    def constraints(self) -> tuple[Constraint[RoIAlignCase], ...]:
-        return (
-            one_of("boxes", BOXES),
-            *(one_of(axis, LAYOUTS) for axis in ("layout", "grad_layout")),
-            at_least("channels", 1),
-            *(at_least(axis, 0) for axis in ("rois", "sampling_ratio")),
-            Constraint(("batch", "size", "output_size"), _why_empty),
-            Constraint(("boxes", "size"), _why_class),
-            Constraint(("scale", "boxes"), _why_scale),
-            Constraint(("scale", "data"), _why_scale),
-            Constraint(("boxes", "dtype"), _why_distance),
-        )
-
-    def differentiable(self, case: RoIAlignCase) -> tuple[str, ...]:
-        return ("input",)
-
-    def sample(self, case: RoIAlignCase) -> Tensors:
-        random = case.generator()
-        image = draw_image(case, random, (case.batch, case.channels, *case.size))
-        rois = torch.zeros(case.rois, 5, dtype=DTYPES[case.dtype])
-        for number, roi in enumerate(rois):
-            roi[0] = int(random.integers(case.batch))
-            roi[1:] = torch.as_tensor(_draw_box(case, random, number), dtype=torch.float64)
-        return {"input": lay_out(image, case.layout), "rois": lay_out(rois, case.layout)}
-
-    def cotangent(self, case: RoIAlignCase, output: Tensor) -> Tensor:
-        return lay_out(draw(case, case.generator("grad_output"), tuple(output.shape)), case.grad_layout)
-
-    def arguments(self, case: RoIAlignCase) -> dict[str, Any]:
-        return {
-            "output_size": case.output_size,
-            "spatial_scale": case.spatial_scale,
-            "sampling_ratio": case.sampling_ratio,
-            "aligned": case.aligned,
-        }
-
     def oracle(self, case: RoIAlignCase, tensors: Tensors, arithmetic: Arithmetic, convention: str) -> Tensor:
-        image = arithmetic.of(tensors["input"])
-        pooled = []
-        for roi in tensors["rois"]:
-            (rows, row_errors), (columns, column_errors) = (bin_weights(case, roi, axis) for axis in (0, 1))
-            count = bin_samples(case, roi, 0).count * bin_samples(case, roi, 1).count
-            total = _pool(rows, image[int(roi[0])], columns)
-            if arithmetic is Arithmetic.MAJORANT:
-                # To first order one of the two weights is off, and both only by a unit roundoff more.
-                both = row_errors * BILINEAR_ROUNDINGS * unit_roundoff(accumulation_dtype(DTYPES[case.dtype]))
-                total = total + _pool(row_errors, image[int(roi[0])], columns)
-                total = total + _pool(rows + both, image[int(roi[0])], column_errors)
-            pooled.append(total / max(count, 1))
-        # The empty sum keeps the output attached to the input, so that its gradient is zero, not absent.
-        empty = image.sum() * 0
-        shape = (case.rois, case.channels, *case.output_size)
-        return (torch.stack(pooled) + empty) if pooled else empty.expand(shape)
-
-    def roundings(self, case: RoIAlignCase, tensors: Tensors) -> dict[str, int]:
-        counts = [
-            bin_samples(case, roi, 0).count * bin_samples(case, roi, 1).count for roi in tensors["rois"]
-        ]
-        samples = 4 * max(counts, default=0)
-        bins = case.output_size[0] * case.output_size[1]
-        return {
-            "output": BILINEAR_ROUNDINGS + samples + 1,
-            "grad:input": BILINEAR_ROUNDINGS + 1 + sum(counts) * bins,
-        }
-
-    def locate(
-        self, case: RoIAlignCase, tensors: Tensors, quantity: str, index: tuple[int, ...]
-    ) -> tuple[Location, ...]:
-        if quantity not in ("output", "gradgrad:grad_output"):
-            return ()
-        roi, _, bin_y, bin_x = index
-        rows = bin_samples(case, tensors["rois"][roi], 0).positions[bin_y]
-        columns = bin_samples(case, tensors["rois"][roi], 1).positions[bin_x]
-        classes_y, classes_x = classify(rows, case.size[0]), classify(columns, case.size[1])
-        return tuple(
-            Location(float(y), float(x), f"{class_y}/{class_x}")
-            for y, class_y in zip(rows, classes_y, strict=True)
-            for x, class_x in zip(columns, classes_x, strict=True)
-        )
+        return mean_of_samples(case, tensors, arithmetic, "ph,chw,qw->cpq")
 
 
-def _draw_box(case: RoIAlignCase, random: np.random.Generator, number: int) -> list[float]:
-    """x1, y1, x2, y2 in box units of the case's box ``number``; one axis or both aim at the case's class.
-
-    Of classes that come to nothing, the last of several boxes has neither, so that something is tested.
-    """
-    voiding = case.boxes in ("outside", "inverted", "non_finite") and case.rois > 1
-    aims = 3 if voiding and number == case.rois - 1 else int(random.integers(3))
-    kinds = [case.boxes if aims not in (axis, 3) else "beside" for axis in (0, 1)]
-    (y1, y2), (x1, x2) = (_draw_span(case, random, axis, kind) for axis, kind in enumerate(kinds))
-    return [x1, y1, x2, y2]
-
-
-def _draw_span(case: RoIAlignCase, random: np.random.Generator, axis: int, kind: str) -> tuple[float, float]:
-    shift = 0.5 if case.aligned else 0.0
-    if kind == "non_finite":
-        first, last = random.permutation([random.choice([np.nan, np.inf, -np.inf]), random.uniform(0, 5)])
-        return float(first), float(last)
-    for _ in range(200):
-        start, extent = _draw_extent(case, random, axis, kind)
-        both = torch.tensor([start + shift, start + shift + extent], dtype=torch.float64)
-        corners = both / case.spatial_scale
-        first, last = corners.to(DTYPES[case.dtype]).tolist()
-        if _is_clear(case, axis, first, last, NANO_CLEARANCE if kind == "above_grid_nano" else CLEARANCE):
-            return first, last
-    raise RuntimeError(f"{case.id}: no box of kind {kind} keeps clear of the discontinuities")
-
-
-def _draw_extent(
-    case: RoIAlignCase, random: np.random.Generator, axis: int, kind: str
-) -> tuple[float, float]:
+def _draw_span(case: SampledCase, random: np.random.Generator, axis: int, kind: str) -> tuple[float, float]:
     """Start and size of a box along one axis, in pixels of the input."""
     length, bins = case.size[axis], case.output_size[axis]
     grid = case.sampling_ratio
@@ -360,39 +394,11 @@ def _draw_extent(
         return target - position, bins * step
     if kind == "above_grid_nano":
         return float(random.uniform(0, 1)), bins * (int(random.integers(1, 3)) + 1e-9)
-    span = {
-        "interior": (0.6, 0.9, 0.05, 0.3),
-        "beside": (0.6, 0.9, 0.05, 0.3),
-        "rim": (0.2, 0.4, -0.9 / length, -0.1 / length),
-        "outside": (0.5, 0.9, 1.2, 3.0),
-        "beyond": (1.4, 2.5, -0.7, -0.2),
-        "one_pixel": (0.5 / length, 0.95 / length, 0.1, 0.8),
-        "empty": (0.0, 0.0, 0.1, 0.8),
-        "inverted": (-0.7, -0.3, 0.5, 0.9),
-    }[kind]
-    extent, start = random.uniform(*span[:2]) * length, random.uniform(*span[2:]) * length
+    start, extent = random_span(case, random, axis, kind)
     if case.data == "integer":
         step = (grid or 1) * 2.0 ** np.round(np.log2(max(abs(extent), 0.5) / bins / (grid or 1)))
         return float(np.round(start * 4) / 4), float(np.sign(extent) * step * bins)
-    return float(start), float(extent)
-
-
-def _is_clear(case: RoIAlignCase, axis: int, first: float, last: float, clearance: float) -> bool:
-    """Whether rounding can't carry a sample over a discontinuity, or the adaptive grid to another size."""
-    roi = torch.zeros(5, dtype=DTYPES[case.dtype])
-    roi[2 - axis], roi[4 - axis] = first, last
-    samples = bin_samples(case, roi, axis)
-    if samples.exact:
-        return True
-    y, length = samples.positions, case.size[axis]
-    if y.size and min(np.abs(y + 1).min(), np.abs(y - length).min()) < clearance:
-        return False
-    extent = (last - first) * case.spatial_scale
-    widened_to_one_pixel = not case.aligned and extent < 1 - clearance
-    if case.sampling_ratio > 0 or widened_to_one_pixel or extent == 0:
-        return True
-    per_bin = extent / case.output_size[axis]
-    return abs(per_bin - round(per_bin)) > clearance
+    return start, extent
 
 
 OPERATOR = RoIAlign()

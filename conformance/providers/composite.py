@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from importlib.metadata import version
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import Tensor
 
@@ -15,6 +15,15 @@ class Composite:
 
     name = "composite"
     promises_everything = True
+    not_promised: ClassVar[dict[str, str]] = {
+        **dict.fromkeys(
+            ("*/threads", "*/batch", "*/deterministic"), "torch's operations add up in an order of theirs"
+        ),
+        **dict.fromkeys(
+            ("*roi_*/vmap*:rois", "*roi_*/compile*", "*roi_*/export*"),
+            "how many samples and pixels it gathers depends on the boxes' values",
+        ),
+    }
 
     def load(self) -> str:
         """Nothing to build."""
@@ -29,6 +38,26 @@ class Composite:
     def roi_align(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
         """`kernels.composite.roi_align`."""
         return kernels.composite.roi_align(input, rois, **arguments)
+
+    def roi_align_max(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.composite.roi_align` in mode "max"."""
+        return kernels.composite.roi_align(input, rois, mode="max", **arguments)
+
+    def roi_align_rois_grad(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.composite.roi_align` with gradients for rois."""
+        return kernels.composite.roi_align(input, rois, rois_grad=True, **arguments)
+
+    def roi_pool(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.composite.roi_pool`."""
+        return kernels.composite.roi_pool(input, rois, **arguments)
+
+    def ps_roi_align(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.composite.ps_roi_align`."""
+        return kernels.composite.ps_roi_align(input, rois, **arguments)
+
+    def ps_roi_pool(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.composite.ps_roi_pool`."""
+        return kernels.composite.ps_roi_pool(input, rois, **arguments)
 
 
 PROVIDER = Composite()

@@ -18,7 +18,9 @@ class UnavailableError(Exception):
 class Provider(Protocol):
     """A named implementation. Operators that it lacks are simply not defined.
 
-    ``name`` stands in every record. ``promises_everything`` turns a refusal of a valid case into a defect.
+    ``name`` stands in every record. ``promises_everything`` turns a refusal of a valid case into a defect. What it
+    does not promise, it is not asked: an attribute ``not_promised`` maps OPERATOR/QUANTITY patterns, such as
+    "*roi*/vmap*:rois", to reasons.
     """
 
     name: str
@@ -61,6 +63,56 @@ class Operators(Protocol):
         aligned: bool,
     ) -> Tensor:
         """rois is (K, 5); sampling_ratio 0 means adaptive."""
+        ...
+
+    def roi_align_max(
+        self,
+        input: Tensor,
+        rois: Tensor,
+        *,
+        output_size: tuple[int, int],
+        spatial_scale: float,
+        sampling_ratio: int,
+        aligned: bool,
+    ) -> Tensor:
+        """The largest sample of each bin instead of the mean."""
+        ...
+
+    def roi_align_rois_grad(
+        self,
+        input: Tensor,
+        rois: Tensor,
+        *,
+        output_size: tuple[int, int],
+        spatial_scale: float,
+        sampling_ratio: int,
+        aligned: bool,
+    ) -> Tensor:
+        """roi_align that is differentiable by rois too."""
+        ...
+
+    def roi_pool(
+        self, input: Tensor, rois: Tensor, *, output_size: tuple[int, int], spatial_scale: float
+    ) -> Tensor:
+        """The largest pixel of each bin."""
+        ...
+
+    def ps_roi_align(
+        self,
+        input: Tensor,
+        rois: Tensor,
+        *,
+        output_size: tuple[int, int],
+        spatial_scale: float,
+        sampling_ratio: int,
+    ) -> Tensor:
+        """input is (N, C*PH*PW, H, W), the result (K, C, PH, PW); sampling_ratio 0 means adaptive."""
+        ...
+
+    def ps_roi_pool(
+        self, input: Tensor, rois: Tensor, *, output_size: tuple[int, int], spatial_scale: float
+    ) -> Tensor:
+        """input is (N, C*PH*PW, H, W), the result (K, C, PH, PW)."""
         ...
 
     def deform_conv2d_pack(

@@ -36,6 +36,26 @@ class Reference:
         """`kernels.roi_align`."""
         return kernels.roi_align(input, rois, **arguments)
 
+    def roi_align_max(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.roi_align` in mode "max"."""
+        return kernels.roi_align(input, rois, mode="max", **arguments)
+
+    def roi_align_rois_grad(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.roi_align` with gradients for rois."""
+        return kernels.roi_align(input, rois, rois_grad=True, **arguments)
+
+    def roi_pool(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.roi_pool`."""
+        return kernels.roi_pool(input, rois, **arguments)
+
+    def ps_roi_align(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.ps_roi_align`."""
+        return kernels.ps_roi_align(input, rois, **arguments)
+
+    def ps_roi_pool(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`kernels.ps_roi_pool`."""
+        return kernels.ps_roi_pool(input, rois, **arguments)
+
     def deform_conv2d_pack(
         self, in_channels: int, out_channels: int, *, offset_groups: int, **arguments: Any
     ) -> nn.Module:

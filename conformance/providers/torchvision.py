@@ -30,13 +30,29 @@ class Torchvision:
         self, input: Tensor, offset: Tensor, weight: Tensor, bias: Tensor | None, **arguments: Any
     ) -> Tensor:
         """`torchvision.ops.deform_conv2d`, which deduces both kinds of groups from the shapes."""
-        output: Tensor = _import().ops.deform_conv2d(input, offset, weight, bias, **arguments)
+        output: Tensor = _ops().deform_conv2d(input, offset, weight, bias, **arguments)
         return output
 
     def roi_align(self, input: Tensor, rois: Tensor, *, sampling_ratio: int, **arguments: Any) -> Tensor:
         """`torchvision.ops.roi_align`, where adaptive sampling is spelled -1."""
-        ratio = sampling_ratio if sampling_ratio > 0 else -1
-        output: Tensor = _import().ops.roi_align(input, rois, sampling_ratio=ratio, **arguments)
+        ratio = _sampling_ratio(sampling_ratio)
+        output: Tensor = _ops().roi_align(input, rois, sampling_ratio=ratio, **arguments)
+        return output
+
+    def roi_pool(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`torchvision.ops.roi_pool`."""
+        output: Tensor = _ops().roi_pool(input, rois, **arguments)
+        return output
+
+    def ps_roi_align(self, input: Tensor, rois: Tensor, *, sampling_ratio: int, **arguments: Any) -> Tensor:
+        """`torchvision.ops.ps_roi_align`, where adaptive sampling is spelled -1."""
+        ratio = _sampling_ratio(sampling_ratio)
+        output: Tensor = _ops().ps_roi_align(input, rois, sampling_ratio=ratio, **arguments)
+        return output
+
+    def ps_roi_pool(self, input: Tensor, rois: Tensor, **arguments: Any) -> Tensor:
+        """`torchvision.ops.ps_roi_pool`."""
+        output: Tensor = _ops().ps_roi_pool(input, rois, **arguments)
         return output
 
     def deform_conv2d_pack(
@@ -52,6 +68,17 @@ class Torchvision:
         """`torchvision.ops.DeformConv2d`, fed with offset and mask by a convolution of its input."""
         pack = _pack(modulated=True)(in_channels, out_channels, **layer)
         return pack.to(device=device, dtype=dtype)
+
+
+def _sampling_ratio(ratio: int) -> int:
+    return ratio if ratio > 0 else -1
+
+
+def _ops() -> Any:
+    """The module `torchvision.ops`, by a statement that torch.compile can follow."""
+    import torchvision.ops
+
+    return torchvision.ops
 
 
 def _import() -> Any:
@@ -76,7 +103,7 @@ def _import() -> Any:
 @functools.cache
 def _pack(*, modulated: bool) -> type[nn.Module]:
     """The pack's class, defined late because its base is torchvision's."""
-    base: type[nn.Module] = _import().ops.DeformConv2d
+    base: type[nn.Module] = _ops().DeformConv2d
 
     class Pack(base):  # type: ignore[misc, valid-type]
         def __init__(
@@ -107,7 +134,15 @@ def _pack(*, modulated: bool) -> type[nn.Module]:
             o1, o2, mask = out.chunk(3, dim=1)
             return super().forward(x, torch.cat((o1, o2), dim=1), mask.sigmoid())
 
+    Pack.__name__ = Pack.__qualname__ = "ModulatedPack" if modulated else "Pack"
     return Pack
+
+
+def __getattr__(name: str) -> Any:
+    """`Pack` and `ModulatedPack`, which pickle looks for here."""
+    if name in ("Pack", "ModulatedPack"):
+        return _pack(modulated=name == "ModulatedPack")
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 PROVIDER = Torchvision()

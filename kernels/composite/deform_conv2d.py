@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from kernels import checks
+from kernels.autocast import float32_under_autocast
 
 
+@float32_under_autocast
 def deform_conv2d(
     input: Tensor,
     offset: Tensor,

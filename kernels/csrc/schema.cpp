@@ -17,10 +17,38 @@ TORCH_LIBRARY(gradparity, m) {
       "Tensor? grad_grad_mask, Tensor? grad, Tensor input, Tensor offset, Tensor weight, Tensor? mask, "
       "SymInt[2] stride, SymInt[2] padding, SymInt[2] dilation, bool closed, bool[5] needs) -> "
       "(Tensor grad_grad, Tensor grad_input, Tensor grad_offset, Tensor grad_weight, Tensor grad_mask)");
+  // Without winner the mean of a bin's samples, with it the sample that it names, as roi_align_max numbers them.
+  // With one direction (K, 5) the derivative along it as the boxes move, with two the second derivative.
   m.def(
-      "roi_align(Tensor input, Tensor rois, SymInt[2] output_size, float spatial_scale, int sampling_ratio, "
-      "bool aligned) -> Tensor");
+      "roi_align(Tensor input, Tensor rois, Tensor? winner, Tensor? direction, Tensor? second_direction, "
+      "SymInt[2] output_size, float spatial_scale, int sampling_ratio, bool aligned) -> Tensor");
+  // The transpose of roi_align, which is linear in its input.
   m.def(
-      "roi_align_backward(Tensor grad, Tensor rois, SymInt[4] input_size, SymInt[2] output_size, "
-      "float spatial_scale, int sampling_ratio, bool aligned) -> Tensor");
+      "roi_align_backward(Tensor grad, Tensor rois, Tensor? winner, Tensor? direction, Tensor? second_direction, "
+      "SymInt[4] input_size, SymInt[2] output_size, float spatial_scale, int sampling_ratio, bool aligned) -> Tensor");
+  // The gradient of <grad, roi_align> by rois.
+  m.def(
+      "roi_align_rois_backward(Tensor grad, Tensor input, Tensor rois, Tensor? winner, Tensor? direction, "
+      "SymInt[2] output_size, float spatial_scale, int sampling_ratio, bool aligned) -> Tensor");
+  // The winner is the number, in row-major order, of the largest among the bin's samples in the image; -1 where
+  // none of these is.
+  m.def(
+      "roi_align_max(Tensor input, Tensor rois, SymInt[2] output_size, float spatial_scale, int sampling_ratio, "
+      "bool aligned) -> (Tensor output, Tensor winner)");
+  // argmax is y*W + x of the largest pixel, -1 for an empty bin.
+  m.def(
+      "roi_pool(Tensor input, Tensor rois, SymInt[2] output_size, float spatial_scale) -> "
+      "(Tensor output, Tensor argmax)");
+  m.def("roi_pool_gather(Tensor input, Tensor rois, Tensor argmax) -> Tensor");
+  m.def("roi_pool_scatter(Tensor grad, Tensor rois, Tensor argmax, SymInt[4] input_size) -> Tensor");
+  m.def(
+      "ps_roi_align(Tensor input, Tensor rois, SymInt[2] output_size, float spatial_scale, int sampling_ratio) -> "
+      "Tensor");
+  m.def(
+      "ps_roi_align_backward(Tensor grad, Tensor rois, SymInt[4] input_size, SymInt[2] output_size, "
+      "float spatial_scale, int sampling_ratio) -> Tensor");
+  m.def("ps_roi_pool(Tensor input, Tensor rois, SymInt[2] output_size, float spatial_scale) -> Tensor");
+  m.def(
+      "ps_roi_pool_backward(Tensor grad, Tensor rois, SymInt[4] input_size, SymInt[2] output_size, "
+      "float spatial_scale) -> Tensor");
 }

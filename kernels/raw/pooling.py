@@ -1,4 +1,4 @@
-"""Pooling operators that are linear in their input: the double backward is the forward again."""
+"""What the RoI operators have in common, and those that are linear in their input."""
 
 from __future__ import annotations
 
@@ -10,122 +10,143 @@ from torch import Tensor
 
 from kernels.raw.operator import RawOperator
 
+Shape = Sequence[int]
+
 
 def linear_pooling(
-    name: str, output_channels: Callable[[int, Sequence[int]], int]
+    forward_name: str, transpose_name: str, indices: int, output_shape: Callable[..., Shape]
 ) -> tuple[type[RawOperator], type[RawOperator]]:
-    """The operators `name` and `name`_backward of csrc/schema.cpp.
+    """The operators of these names in csrc/schema.cpp: one that is linear in its input, and its transpose.
 
-    Their arguments are (input, rois, output_size, ...) and (grad, rois, input_size, output_size, ...).
-    `output_channels` gives the channels of the result for those of input and for output_size.
+    Their arguments are (input, *indices, *settings) and (grad, *indices, input_size, *settings). `indices` counts the
+    tensors that say what is read, rois first. `output_shape(input_size, *indices, *settings)` is the result's.
     """
 
-    def forward(input: Tensor, rois: Tensor, *settings: Any) -> Tensor:
-        output: Tensor = getattr(torch.ops.gradparity, name)(input, rois, *settings)
+    def forward(*arguments: Any) -> Tensor:
+        output: Tensor = getattr(torch.ops.gradparity, forward_name)(*arguments)
         return output
 
-    def transpose(grad: Tensor, rois: Tensor, *settings: Any) -> Tensor:
-        gradient: Tensor = getattr(torch.ops.gradparity, f"{name}_backward")(grad, rois, *settings)
+    def transpose(*arguments: Any) -> Tensor:
+        gradient: Tensor = getattr(torch.ops.gradparity, transpose_name)(*arguments)
         return gradient
 
     class Forward(RawOperator):
-        """(input, rois, *settings) -> output."""
+        """(input, *indices, *settings) -> output."""
+
+        name = forward_name
 
         @staticmethod
-        def fake(input: Tensor, rois: Tensor, output_size: Sequence[int], *settings: Any) -> Tensor:
-            channels = output_channels(input.shape[1], output_size)
-            return input.new_empty((rois.shape[0], channels, *output_size))
+        def fake(input: Tensor, *rest: Any) -> Tensor:
+            same_device(input, *rest[:indices])
+            return input.new_empty(tuple(output_shape(input.shape, *rest)))
 
         @staticmethod
         def save(ctx: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
-            input, rois, *ctx.settings = arguments
-            ctx.input_size = input.shape
-            ctx.save_for_backward(rois)
-            ctx.save_for_forward(rois)
+            ctx.input_size, ctx.settings = arguments[0].shape, arguments[1 + indices :]
+            keep(ctx, *arguments[1 : 1 + indices])
 
         @staticmethod
         def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-            (rois,) = ctx.saved_tensors
-            needed = ctx.needs_input_grad[1]
-            return (transpose(grad, rois, ctx.input_size, *ctx.settings) if needed else None,)
+            if not ctx.needs_input_grad[1]:
+                return (None,)
+            return (transpose(grad, *ctx.saved_tensors, ctx.input_size, *ctx.settings),)
 
         @staticmethod
-        def jvp(ctx: Any, tangent: Tensor | None, _: Any) -> Tensor | None:  # type: ignore[override]
-            (rois,) = ctx.saved_tensors
-            return None if tangent is None else forward(tangent, rois, *ctx.settings)
+        def jvp(ctx: Any, tangent: Tensor | None, *_: Tensor | None) -> Tensor | None:  # type: ignore[override]
+            return None if tangent is None else forward(tangent, *ctx.saved_tensors, *ctx.settings)
 
         @staticmethod
-        def vmap(
-            info: Any, in_dims: tuple[int | None, ...], input: Tensor, rois: Tensor, *settings: Any
-        ) -> tuple[Tensor, int]:
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
             if in_dims[1] is not None:
-                return _one_by_one(forward, info.batch_size, in_dims, input, rois, *settings), 0
-            output = forward(_fold(input, in_dims[0]), rois, *settings)
-            return torch.unflatten(output, 1, (info.batch_size, -1)), 1
+                return one_by_one(forward, info.batch_size, in_dims, arguments)
+            input, rois, *rest = arguments
+            chosen = [fold(info, in_dims[2 + n], tensor) for n, tensor in enumerate(rest[: indices - 1])]
+            output = forward(fold(info, in_dims[0], input), rois, *chosen, *rest[indices - 1 :])
+            return unfold(info, output), 1
 
-    class Backward(RawOperator):
-        """(grad, rois, input_size, *settings) -> gradient by input."""
+    class Transpose(RawOperator):
+        """(grad, *indices, input_size, *settings) -> gradient by input."""
+
+        name = transpose_name
 
         @staticmethod
-        def fake(grad: Tensor, rois: Tensor, input_size: Sequence[int], *settings: Any) -> Tensor:
-            return grad.new_empty(tuple(input_size))
+        def fake(grad: Tensor, *rest: Any) -> Tensor:
+            same_device(grad, *rest[:indices])
+            return grad.new_empty(tuple(rest[indices]))
 
         @staticmethod
         def save(ctx: Any, arguments: tuple[Any, ...], gradient: Tensor) -> None:
-            _, rois, ctx.input_size, *ctx.settings = arguments
-            ctx.save_for_backward(rois)
-            ctx.save_for_forward(rois)
+            ctx.input_size, *ctx.settings = arguments[1 + indices :]
+            keep(ctx, *arguments[1 : 1 + indices])
 
         @staticmethod
         def backward(ctx: Any, cotangent: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]
-            (rois,) = ctx.saved_tensors
-            return (forward(cotangent, rois, *ctx.settings) if ctx.needs_input_grad[1] else None,)
+            if not ctx.needs_input_grad[1]:
+                return (None,)
+            return (forward(cotangent, *ctx.saved_tensors, *ctx.settings),)
 
         @staticmethod
-        def jvp(ctx: Any, tangent: Tensor | None, _: Any) -> Tensor | None:  # type: ignore[override]
-            (rois,) = ctx.saved_tensors
-            return None if tangent is None else transpose(tangent, rois, ctx.input_size, *ctx.settings)
+        def jvp(ctx: Any, tangent: Tensor | None, *_: Tensor | None) -> Tensor | None:  # type: ignore[override]
+            if tangent is None:
+                return None
+            return transpose(tangent, *ctx.saved_tensors, ctx.input_size, *ctx.settings)
 
         @staticmethod
-        def vmap(
-            info: Any,
-            in_dims: tuple[int | None, ...],
-            grad: Tensor,
-            rois: Tensor,
-            input_size: Sequence[int],
-            *settings: Any,
-        ) -> tuple[Tensor, int]:
+        def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
             if in_dims[1] is not None:
-                return _one_by_one(transpose, info.batch_size, in_dims, grad, rois, input_size, *settings), 0
-            images, channels, *size = input_size
-            folded_size = (images, info.batch_size * channels, *size)
-            gradient = transpose(_fold(grad, in_dims[0]), rois, folded_size, *settings)
-            return torch.unflatten(gradient, 1, (info.batch_size, channels)), 1
+                return one_by_one(transpose, info.batch_size, in_dims, arguments)
+            grad, rois, *rest = arguments
+            chosen = [fold(info, in_dims[2 + n], tensor) for n, tensor in enumerate(rest[: indices - 1])]
+            size = folded_size(info, rest[indices - 1])
+            gradient = transpose(fold(info, in_dims[0], grad), rois, *chosen, size, *rest[indices:])
+            return unfold(info, gradient), 1
 
-    Forward.name, Backward.name = name, f"{name}_backward"
-    return Forward, Backward
+    return Forward, Transpose
 
 
-def _fold(tensor: Tensor, dim: int | None) -> Tensor:
+def same_device(*tensors: Tensor | None) -> None:
+    """Raises ValueError for tensors on several devices, of which a fake one decides the dispatch."""
+    devices = {str(tensor.device): tensor for tensor in tensors if tensor is not None}
+    if len(devices) > 1:
+        raise ValueError(f"all tensors must be on one device, got {' and '.join(sorted(devices))}")
+
+
+def keep(ctx: Any, *tensors: Tensor | None) -> None:
+    """Saves tensors for both modes."""
+    ctx.save_for_backward(*tensors)
+    ctx.save_for_forward(*tensors)
+
+
+def fold(info: Any, dim: int | None, tensor: Tensor) -> Tensor:
     """The mapped dimension becomes part of the channels, whose pooling doesn't depend on each other."""
-    assert dim is not None
+    if dim is None:
+        return tensor.unsqueeze(1).expand(-1, info.batch_size, *(-1,) * (tensor.dim() - 1)).flatten(1, 2)
     return tensor.movedim(dim, 1).flatten(1, 2)
 
 
-def _one_by_one(
-    operator: Callable[..., Tensor],
-    batch: int,
-    in_dims: tuple[int | None, ...],
-    values: Tensor,
-    rois: Tensor,
-    *settings: Any,
-) -> Tensor:
+def folded_size(info: Any, size: Shape) -> Shape:
+    """The size of a tensor that was folded."""
+    return (size[0], info.batch_size * size[1], *size[2:])
+
+
+def unfold(info: Any, tensor: Tensor) -> Tensor:
+    """The mapped dimension as dimension 1."""
+    return torch.unflatten(tensor, 1, (info.batch_size, tensor.shape[1] // info.batch_size))
+
+
+def one_by_one(
+    operator: Callable[..., Any], batch: int, in_dims: tuple[int | None, ...], arguments: tuple[Any, ...]
+) -> tuple[Any, Any]:
     """Boxes that differ over the batch could only be pooled together if a dtype could count all images."""
-    chosen = (
-        [
-            tensor if dim is None else tensor.select(dim, number)
-            for tensor, dim in zip((values, rois), in_dims, strict=False)
-        ]
+    results = [
+        operator(
+            *(
+                argument.select(dim, number) if isinstance(dim, int) else argument
+                for argument, dim in zip(arguments, in_dims, strict=True)
+            )
+        )
         for number in range(batch)
-    )
-    return torch.stack([operator(*tensors, *settings) for tensors in chosen])
+    ]
+    if isinstance(results[0], Tensor):
+        return torch.stack(results), 0
+    return tuple(torch.stack(parts) for parts in zip(*results, strict=True)), (0,) * len(results[0])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from typing import Any
 
 import torch
@@ -21,7 +22,9 @@ class Mmcv:
 
     def load(self) -> str:
         """Installs, builds and imports what is missing; see `install.load`."""
-        return install.load()
+        version = install.load()
+        _ops()  # here, because torch.compile can't trace an import_module
+        return version
 
     def deform_conv2d(
         self,
@@ -61,6 +64,13 @@ class Mmcv:
         output: Tensor = _ops().RoIAlign(output_size, pool_mode="avg", **arguments)(input, rois)
         return output
 
+    def roi_align_max(
+        self, input: Tensor, rois: Tensor, *, output_size: tuple[int, int], **arguments: Any
+    ) -> Tensor:
+        """`mmcv.ops.RoIAlign` in mode 'max'."""
+        output: Tensor = _ops().RoIAlign(output_size, pool_mode="max", **arguments)(input, rois)
+        return output
+
     def deform_conv2d_pack(
         self, in_channels: int, out_channels: int, *, offset_groups: int, **layer: Any
     ) -> nn.Module:
@@ -83,12 +93,16 @@ def _layer(
     return layer.to(device=device, dtype=dtype)
 
 
+_found: Any = None
+
+
 def _ops() -> Any:
     """The module `mmcv.ops`, made ready at first use."""
-    install.load()
-    import mmcv.ops
-
-    return mmcv.ops
+    global _found
+    if _found is None:
+        install.load()
+        _found = importlib.import_module("mmcv.ops")
+    return _found
 
 
 PROVIDER = Mmcv()
