@@ -48,11 +48,13 @@ def shown(value: Any) -> str:
 def pair(name: str, value: Any, least: int) -> Pair:
     """`value` as (vertical, horizontal); an int stands for both. Raises TypeError or ValueError."""
     values = tuple(value) if isinstance(value, (tuple, list, torch.Size)) else (value, value)
-    if len(values) != 2 or not all(isinstance(v, int) and not isinstance(v, bool) for v in values):
+    if len(values) != 2 or not all(
+        isinstance(v, (int, torch.SymInt)) and not isinstance(v, bool) for v in values
+    ):
         raise TypeError(f"{name} must be an int or a pair of ints, got {shown(value)}")
-    if min(values) < least:
+    if any(v < least for v in values):
         raise ValueError(f"{name} must be at least {least}, got {shown(value)}")
-    if max(values) >= 2**31:
+    if any(v >= 2**31 for v in values):
         raise ValueError(f"{name} must be below 2**31, got {shown(value)}")
     return values[0], values[1]
 

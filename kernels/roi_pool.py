@@ -7,8 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from kernels import checks, composite, library
+from kernels import checks, library
 from kernels.autocast import float32_under_autocast
+from kernels.composite.roi_pool import pool_and_argmax as pool_and_argmax_by_gathering
 
 
 @float32_under_autocast
@@ -47,13 +48,22 @@ def roi_pool(
         ValueError: wrong shapes, tensors on different devices, a box of no image, a value out of range.
         BuildError: the compiled operator can't be built here.
     """
+    return pool_and_argmax(input, boxes, output_size, spatial_scale)[0]
+
+
+def pool_and_argmax(
+    input: Tensor,
+    boxes: Tensor | Sequence[Tensor],
+    output_size: int | tuple[int, int],
+    spatial_scale: float = 1.0,
+) -> tuple[Tensor, Tensor]:
+    """`roi_pool`, and which pixel each is: (K, C, rows, columns) of int64, y*W + x, -1 for an empty bin."""
     rois, size = checks.roi_pool(input, boxes, output_size, spatial_scale)
     if not library.serves(input.device):
-        return composite.roi_pool(input, rois, size, spatial_scale)
+        return pool_and_argmax_by_gathering(input, rois, size, spatial_scale)
     library.load()
-    out: Tensor
-    out, _ = torch.ops.gradparity.roi_pool(input, rois.detach(), size, float(spatial_scale))
-    return out
+    output, argmax = torch.ops.gradparity.roi_pool(input, rois.detach(), size, float(spatial_scale))
+    return output, argmax
 
 
 class RoIPool(nn.Module):

@@ -7,6 +7,7 @@ covered, functions that were imported before as well.
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import warnings
@@ -18,7 +19,10 @@ from torch import Tensor
 
 from kernels import checks
 from kernels.deform_conv2d import deform_conv2d
+from kernels.ps_roi_align import ps_roi_align
+from kernels.ps_roi_pool import ps_roi_pool
 from kernels.roi_align import roi_align
+from kernels.roi_pool import pool_and_argmax
 
 # The devices that torchvision has kernels or casts for.
 DEVICES = ("CPU", "CUDA", "MPS", "XPU")
@@ -189,9 +193,9 @@ def _deform_conv2d(
         offset,
         weight,
         bias,
-        (int(stride_h), int(stride_w)),
-        (int(pad_h), int(pad_w)),
-        (int(dilation_h), int(dilation_w)),
+        (stride_h, stride_w),
+        (pad_h, pad_w),
+        (dilation_h, dilation_w),
         mask if use_mask else None,
         boundary=_active[-1].boundary,
     )
@@ -206,8 +210,43 @@ def _roi_align(
     sampling_ratio: int,
     aligned: bool,
 ) -> Tensor:
-    size = int(pooled_height), int(pooled_width)
+    size = pooled_height, pooled_width
     return roi_align(input, rois, size, float(spatial_scale), sampling_ratio, aligned)
+
+
+def _roi_pool(
+    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int
+) -> tuple[Tensor, Tensor]:
+    size = pooled_height, pooled_width
+    output, argmax = pool_and_argmax(input, rois, size, float(spatial_scale))
+    return output, argmax.int()
+
+
+def _ps_roi_align(
+    input: Tensor,
+    rois: Tensor,
+    spatial_scale: float,
+    pooled_height: int,
+    pooled_width: int,
+    sampling_ratio: int,
+) -> tuple[Tensor, Tensor]:
+    size = pooled_height, pooled_width
+    output = ps_roi_align(input, rois, size, float(spatial_scale), sampling_ratio)
+    return output, _channels_read(output)
+
+
+def _ps_roi_pool(
+    input: Tensor, rois: Tensor, spatial_scale: float, pooled_height: int, pooled_width: int
+) -> tuple[Tensor, Tensor]:
+    output = ps_roi_pool(input, rois, (pooled_height, pooled_width), float(spatial_scale))
+    return output, _channels_read(output)
+
+
+def _channels_read(output: Tensor) -> Tensor:
+    """The input channel of each bin, int32 of output's shape, which torchvision returns as well."""
+    boxes, *size = output.shape
+    channels = torch.arange(math.prod(size), dtype=torch.int32, device=output.device)
+    return channels.view(1, *size).repeat(boxes, 1, 1, 1)
 
 
 # By name: what follows it in the schema, the same in torchvision 0.24 to 0.29, and the kernel.
@@ -222,5 +261,20 @@ _KERNELS: dict[str, tuple[str, Any]] = {
         "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
         "int sampling_ratio, bool aligned) -> Tensor",
         _roi_align,
+    ),
+    "roi_pool": (
+        "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width) -> "
+        "(Tensor, Tensor)",
+        _roi_pool,
+    ),
+    "ps_roi_align": (
+        "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width, "
+        "int sampling_ratio) -> (Tensor, Tensor)",
+        _ps_roi_align,
+    ),
+    "ps_roi_pool": (
+        "(Tensor input, Tensor rois, float spatial_scale, SymInt pooled_height, SymInt pooled_width) -> "
+        "(Tensor, Tensor)",
+        _ps_roi_pool,
     ),
 }

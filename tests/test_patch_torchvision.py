@@ -18,7 +18,15 @@ from kernels import patch_torchvision, torchvision_patch
 
 pytest.importorskip("torchvision")
 # Imported before any patch, as in anybody's code.
-from torchvision.ops import DeformConv2d, RoIAlign, deform_conv2d, roi_align
+from torchvision.ops import (
+    DeformConv2d,
+    RoIAlign,
+    deform_conv2d,
+    ps_roi_align,
+    ps_roi_pool,
+    roi_align,
+    roi_pool,
+)
 
 ROIS = torch.tensor([[0, 1.0, 1, 6, 7], [1, 2, 0.3, 5, 5], [1, -3, 0, 8, 20]], dtype=torch.float64)
 
@@ -59,6 +67,21 @@ CALLS: dict[str, tuple[Callable[[Tensor], Tensor], Callable[[Tensor], Tensor], T
     "roi_align of a list": (
         lambda image: roi_align(image, [ROIS[:1, 1:], ROIS[1:, 1:]], 2),
         lambda image: kernels.roi_align(image, [ROIS[:1, 1:], ROIS[1:, 1:]], 2),
+        IMAGE,
+    ),
+    "roi_pool": (
+        lambda image: roi_pool(image, ROIS, (3, 2), 0.9),
+        lambda image: kernels.roi_pool(image, ROIS, (3, 2), 0.9),
+        IMAGE,
+    ),
+    "ps_roi_align": (
+        lambda image: ps_roi_align(image, ROIS, (1, 2), 0.9, 2),
+        lambda image: kernels.ps_roi_align(image, ROIS, (1, 2), 0.9, 2),
+        IMAGE,
+    ),
+    "ps_roi_pool": (
+        lambda image: ps_roi_pool(image, ROIS, (1, 2), 0.9),
+        lambda image: kernels.ps_roi_pool(image, ROIS, (1, 2), 0.9),
         IMAGE,
     ),
 }
@@ -139,7 +162,7 @@ def test_after_its_end_everything_is_as_before(call: str) -> None:
     with patch_torchvision():
         gradients(function, x, 2)
     assert_equal(gradients(function, x, 1), before)
-    with pytest.raises(RuntimeError, match=r"double backwards on (deform_conv2d|roi_align) not supported"):
+    with pytest.raises(RuntimeError, match=r"double backwards on \w+ not supported"):
         gradients(function, x, 2)
 
 
@@ -167,10 +190,19 @@ def differentiate_a_pooling_twice() -> None:
 
 @pytest.mark.parametrize("report", [differentiate_a_convolution_twice, differentiate_a_pooling_twice])
 def test_what_is_reported_as_unsupported_works(report: Callable[[], None]) -> None:
-    with pytest.raises(RuntimeError, match=r"double backwards on (deform_conv2d|roi_align) not supported"):
+    with pytest.raises(RuntimeError, match=r"double backwards on \w+ not supported"):
         report()
     with patch_torchvision():
         report()
+
+
+@pytest.mark.parametrize("name", ["roi_pool", "ps_roi_align", "ps_roi_pool"])
+def test_the_second_result_is_torchvisions(name: str) -> None:
+    size = (2, 2) if name == "roi_pool" else (1, 2)
+    arguments = (IMAGE, ROIS, 0.9, *size, *([2] if name == "ps_roi_align" else []))
+    expected = getattr(torch.ops.torchvision, name)(*arguments)[1]
+    with patch_torchvision():
+        assert_equal(getattr(torch.ops.torchvision, name)(*arguments)[1], expected)
 
 
 def test_a_batch_of_vmap_is_one_call(monkeypatch: pytest.MonkeyPatch) -> None:

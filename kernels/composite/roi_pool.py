@@ -27,6 +27,20 @@ def roi_pool(
     return pool(input, rois, size, spatial_scale, True, _largest)
 
 
+def pool_and_argmax(
+    input: Tensor, rois: Tensor, output_size: checks.Pair, spatial_scale: float
+) -> tuple[Tensor, Tensor]:
+    """`kernels.roi_pool.pool_and_argmax`, for arguments that were checked before but for the batch indices."""
+    checks.batch_indices(rois, input.shape[0])
+    image = input.float() if input.dtype.itemsize == 2 else input
+    # The number of a pixel may be beyond what its dtype can count; its row and column, from 1, are not.
+    y, x = (torch.arange(1, length + 1, device=image.device, dtype=image.dtype) for length in image.shape[2:])
+    planes = torch.cat([image, y[:, None].expand_as(image), x.expand_as(image)], dim=1)
+    output, row, column = pool(planes, rois, output_size, spatial_scale, True, _largest_of_three).chunk(3, 1)
+    argmax = torch.where(row > 0, (row.long() - 1) * image.shape[3] + column.long() - 1, -1)
+    return output.to(input.dtype), argmax
+
+
 def pool(
     input: Tensor,
     rois: Tensor,
@@ -69,6 +83,12 @@ def _largest(values: Tensor, chosen: Tensor) -> Tensor:
     """NaN is larger than every number, and of equal ones the first wins."""
     candidates = torch.where(chosen, values.detach(), -torch.inf)
     return values.gather(3, candidates.argmax(3, keepdim=True))[..., 0]
+
+
+def _largest_of_three(values: Tensor, chosen: Tensor) -> Tensor:
+    """The same for the first third of the channels, and what the others have there."""
+    candidates = torch.where(chosen, values[: len(values) // 3].detach(), -torch.inf)
+    return values.gather(3, candidates.argmax(3, keepdim=True).repeat(3, 1, 1, 1))[..., 0]
 
 
 def _pixels(low: Tensor, high: Tensor, bins: int, length: int, last_included: bool) -> tuple[Tensor, Tensor]:
