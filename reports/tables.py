@@ -54,9 +54,10 @@ _SAID = {
 # Boundary classes from the inside of an image to the outside, boxes of odd shapes, then those that mix.
 _CLASSES = (
     *("interior", "integer", "last_pixel", "rim", "edge_low", "edge_high", "outside"),
-    *("beyond", "one_pixel", "empty", "inverted", "zero", "mixed", "non_finite"),
+    *("half", "uneven", "beyond", "huge", "one_pixel", "empty", "inverted", "zero", "mixed"),
+    *("nan_pixels", "non_finite"),
 )
-_BESIDE = ("below_integer", "above_integer", "inside_edge", "outside_edge", "above_grid")
+_BESIDE = ("below_integer", "above_integer", "inside_edge", "outside_edge", "above_grid", "below_half")
 _DISTANCES = {"ulp": "one ulp beside a kink", "nano": "1e-9 beside a kink"}
 _ORDERS = ["output", "grad:", "gradgrad:"]
 _INPUTS = ["grad_output", "input", "rois", "offset", "mask", "weight", "bias"]

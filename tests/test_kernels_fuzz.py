@@ -26,6 +26,12 @@ HOSTILE = (
 ROI_OPERATORS: dict[str, dict[str, Any]] = {
     "roi_align": {"aligned": False},
     "roi_align aligned": {"aligned": True},
+    "roi_align rois_grad": {"aligned": True, "rois_grad": True},
+    "roi_align max": {"aligned": False, "mode": "max"},
+    "roi_align max rois_grad": {"aligned": False, "mode": "max", "rois_grad": True},
+    "roi_pool": {},
+    "ps_roi_align": {},
+    "ps_roi_pool": {},
 }
 
 quick = settings(deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large])
