@@ -11,7 +11,6 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from cases.coordinates import SMOOTH
 from cases.dtypes import DTYPES
 from cases.operator import Arithmetic, Tensors
 from cases.operators.roi_align import BOXES, SampledCase, SampledRoIOperator, mean_of_samples
@@ -30,16 +29,6 @@ class PSRoIAlign(SampledRoIOperator[PSRoIAlignCase]):
 
     name = "ps_roi_align"
     case_type = PSRoIAlignCase
-    finite_difference_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64",),
-        "boxes": SMOOTH,
-        "batch": (1, 2),
-        "channels": (2,),
-        "size": ((4, 5),),
-        "rois": (2,),
-        "sampling_ratio": (0, 1, 2),
-        "scale": (1, 2),
-    }
     large_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float32", "float64"),
         "boxes": ("beyond", "interior"),

@@ -14,7 +14,6 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from cases.coordinates import SMOOTH
 from cases.dtypes import DTYPES
 from cases.operator import Arithmetic, Tensors
 from cases.operators.roi_pool import ROUNDED_BOXES, RoundedRoIOperator
@@ -34,15 +33,6 @@ class PSRoIPool(RoundedRoIOperator[PSRoIPoolCase]):
     name = "ps_roi_pool"
     case_type = PSRoIPoolCase
     with_last = False
-    finite_difference_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64",),
-        "boxes": SMOOTH,
-        "batch": (1, 2),
-        "channels": (2,),
-        "size": ((4, 5),),
-        "rois": (2, 3),
-        "scale": (1, 2),
-    }
     large_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float32", "float64"),
         "boxes": ("beyond", "interior"),

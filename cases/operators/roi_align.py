@@ -256,6 +256,16 @@ class SampledRoIOperator(RoIOperator[S]):
     """What is the same for every operator that samples its bins."""
 
     exact_boxes = EXACT
+    finite_difference_axes: ClassVar[dict[str, Any]] = {
+        "dtype": ("float64",),
+        "boxes": SMOOTH,
+        "batch": (1, 2),
+        "channels": (2,),
+        "size": ((4, 5),),
+        "rois": (2,),
+        "sampling_ratio": (0, 1, 2),
+        "scale": (1, 2),
+    }
 
     def constraints(self) -> tuple[Constraint[S], ...]:
         return (
@@ -317,6 +327,11 @@ class SampledRoIOperator(RoIOperator[S]):
 class RoIAlignOperator(SampledRoIOperator[A]):
     """What the operators with roi_align's signature share."""
 
+    finite_difference_axes: ClassVar[dict[str, Any]] = {
+        **SampledRoIOperator.finite_difference_axes,
+        "aligned": (True, False),
+    }
+
     def arguments(self, case: A) -> dict[str, Any]:
         return {**super().arguments(case), "aligned": case.aligned}
 
@@ -327,17 +342,6 @@ class RoIAlign(RoIAlignOperator[RoIAlignCase]):
     name = "roi_align"
     case_type = RoIAlignCase
     leads_family = True
-    finite_difference_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64",),
-        "boxes": SMOOTH,
-        "batch": (1, 2),
-        "channels": (2,),
-        "size": ((4, 5),),
-        "rois": (2,),
-        "sampling_ratio": (0, 1, 2),
-        "scale": (1, 2),
-        "aligned": (True, False),
-    }
     large_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float32", "float64"),
         "boxes": ("beyond", "interior"),

@@ -13,7 +13,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cases.coordinates import SMOOTH
 from cases.data import draw_image
 from cases.dtypes import DTYPES, accumulation_dtype, unit_roundoff
 from cases.interpolation import BILINEAR_ROUNDINGS
@@ -61,17 +60,6 @@ class RoIAlignMax(RoIAlignOperator[RoIAlignMaxCase]):
 
     name = "roi_align_max"
     case_type = RoIAlignMaxCase
-    finite_difference_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64",),
-        "boxes": SMOOTH,
-        "batch": (1, 2),
-        "channels": (2,),
-        "size": ((4, 5),),
-        "rois": (2,),
-        "sampling_ratio": (0, 1, 2),
-        "scale": (1, 2),
-        "aligned": (True, False),
-    }
     large_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float32", "float64"),
         "boxes": ("beyond", "interior"),

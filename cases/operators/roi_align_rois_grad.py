@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from cases.case import Case
-from cases.coordinates import SMOOTH
 from cases.dtypes import DTYPES
 from cases.interpolation import BILINEAR_ROUNDINGS
 from cases.operator import Arithmetic, Tensors
@@ -53,17 +52,6 @@ class RoIAlignRoisGrad(RoIAlignOperator[RoIAlignRoisGradCase]):
 
     name = "roi_align_rois_grad"
     case_type = RoIAlignRoisGradCase
-    finite_difference_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64",),
-        "boxes": SMOOTH,
-        "batch": (1, 2),
-        "channels": (2,),
-        "size": ((4, 5),),
-        "rois": (2,),
-        "sampling_ratio": (0, 1, 2),
-        "scale": (1, 2),
-        "aligned": (True, False),
-    }
     large_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float32", "float64"),
         "boxes": ("beyond", "interior"),

@@ -129,6 +129,15 @@ class RoundedRoIOperator(RoIOperator[Q]):
     """What the operators share that round the corners of boxes."""
 
     exact_boxes = EXACT
+    finite_difference_axes: ClassVar[dict[str, Any]] = {
+        "dtype": ("float64",),
+        "boxes": SMOOTH,
+        "batch": (1, 2),
+        "channels": (2,),
+        "size": ((4, 5),),
+        "rois": (2, 3),
+        "scale": (1, 2),
+    }
     # Whether the pixel of the last corner belongs to the box.
     with_last: ClassVar[bool]
 
@@ -186,15 +195,6 @@ class RoIPool(RoundedRoIOperator[RoIPoolCase]):
     name = "roi_pool"
     case_type = RoIPoolCase
     with_last = True
-    finite_difference_axes: ClassVar[dict[str, Any]] = {
-        "dtype": ("float64",),
-        "boxes": SMOOTH,
-        "batch": (1, 2),
-        "channels": (2,),
-        "size": ((4, 5),),
-        "rois": (2, 3),
-        "scale": (1, 2),
-    }
     large_axes: ClassVar[dict[str, Any]] = {
         "dtype": ("float32", "float64"),
         "boxes": ("beyond", "interior"),
