@@ -17,7 +17,6 @@ from kernels import (
     RoIAlign,
     composite,
     deform_conv2d,
-    library,
     roi_align,
 )
 
@@ -155,47 +154,6 @@ def test_deform_conv2d(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("change", "error"),
-    [
-        (change, error)
-        for change, error, _ in WRONG_DEFORM_CONV2D
-        if all(isinstance(v, Tensor) and not v.is_meta and not v.is_sparse for v in change.values())
-    ],
-)
-def test_the_raw_deform_conv2d_is_safe_alone(change: dict[str, Any], error: type[Exception]) -> None:
-    library.load()
-    values = {**GOOD, **change}
-    tensors = [values[name] for name in ("input", "offset", "weight", "mask")]
-    window = ((1, 1), (0, 1), (1, 1), False)
-    with pytest.raises((error, NotImplementedError)):
-        torch.ops.gradparity.deform_conv2d(*tensors, values["bias"], *window)
-    if "bias" not in change:
-        grad = torch.zeros(2, 4, 4, 4)
-        with pytest.raises((error, NotImplementedError)):
-            torch.ops.gradparity.deform_conv2d_backward(grad, *tensors, *window, [True] * 4)
-
-
-@pytest.mark.parametrize(
-    "window", [((0, 1), (0, 1), (1, 1)), ((1, 1), (0, -1), (1, 1)), ((1, 1), (0, 1), (2**62, 1))]
-)
-def test_the_raw_windows_are_safe_alone(window: tuple[tuple[int, int], ...]) -> None:
-    library.load()
-    tensors = [GOOD[name] for name in ("input", "offset", "weight", "mask", "bias")]
-    with pytest.raises(ValueError, match="must be at least"):
-        torch.ops.gradparity.deform_conv2d(*tensors, *window, False)
-
-
-@pytest.mark.parametrize(
-    "grad", [torch.zeros(2, 4, 4, 3), torch.zeros(2, 4, 4), torch.zeros(2, 4, 4, 4).double()]
-)
-def test_the_raw_backward_checks_the_gradient(grad: Tensor) -> None:
-    library.load()
-    tensors = [GOOD[name] for name in ("input", "offset", "weight", "mask")]
-    with pytest.raises((ValueError, TypeError), match="grad must"):
-        torch.ops.gradparity.deform_conv2d_backward(grad, *tensors, (1, 1), (0, 1), (1, 1), False, [True] * 4)
-
-
 IMAGE = torch.zeros(2, 3, 5, 4)
 BOXES = torch.tensor([[1, 0.0, 0.0, 2.0, 2.0]])
 
@@ -267,37 +225,6 @@ def test_roi_align(
     with pytest.raises(error, match=re.escape(sentence)) as caught:
         function(**{**good, **change})
     assert "\n" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        (IMAGE, BOXES[:, :4], (2, 2), 1.0, -1, False),
-        (IMAGE, BOXES.double(), (2, 2), 1.0, -1, False),
-        (IMAGE, BOXES, (0, 2), 1.0, -1, False),
-        (IMAGE, BOXES * 1e30, (2, 2), 1.0, -1, False),
-        (IMAGE, BOXES, (2, 2), float("inf"), -1, False),
-        (IMAGE, BOXES, (2, 2), 1.0, 2**31, False),
-        (IMAGE[:, :0], BOXES, (2, 2), 1.0, -1, False),
-    ],
-)
-def test_the_raw_roi_align_is_safe_alone(arguments: tuple[Any, ...]) -> None:
-    library.load()
-    image, boxes, size, *rest = arguments
-    with pytest.raises((ValueError, TypeError)):
-        torch.ops.gradparity.roi_align(*arguments)
-    grad = torch.zeros(1, image.shape[1], *size)
-    with pytest.raises((ValueError, TypeError)):
-        torch.ops.gradparity.roi_align_backward(grad, boxes, image.shape, size, *rest)
-
-
-@pytest.mark.parametrize(
-    "grad", [torch.zeros(1, 3, 2, 1), torch.zeros(3, 2, 2), torch.zeros(1, 3, 2, 2).double()]
-)
-def test_the_raw_roi_align_backward_checks_the_gradient(grad: Tensor) -> None:
-    library.load()
-    with pytest.raises((ValueError, TypeError), match="grad must"):
-        torch.ops.gradparity.roi_align_backward(grad, BOXES, IMAGE.shape, (2, 2), 1.0, -1, False)
 
 
 @pytest.mark.parametrize(

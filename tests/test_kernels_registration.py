@@ -21,7 +21,11 @@ def arguments() -> dict[str, tuple[Any, ...]]:
     window = ((1, 1), (0, 0), (1, 1), False)
     values = (image, offset, weight, mask)
     cotangents = tuple(torch.randn_like(value, requires_grad=True) for value in values)
-    boxes = torch.tensor([[0, 0.0, 0.0, 3.0, 3.0], [1, 1.0, 1.0, 2.0, 3.5]], dtype=torch.float64)
+    rois = torch.tensor([[0, 0.1, 0.2, 3.0, 3.1], [1, 1.3, 1.1, 2.2, 3.5]], dtype=torch.float64)
+    moving = rois.clone().requires_grad_()
+    winner = torch.zeros(2, 4, 2, 2, dtype=torch.int64)
+    size, scale, align = (2, 4, 5, 4), 0.5, ((2, 2), 0.5, 1, True)
+    pooled, position_sensitive = draw(2, 4, 2, 2), draw(2, 1, 2, 2)
     return {
         "deform_conv2d": (*values, bias, *window),
         "deform_conv2d_backward": (grad, *values, *window, [True, True, False, True]),
@@ -32,14 +36,28 @@ def arguments() -> dict[str, tuple[Any, ...]]:
             *window,
             [True, True, True, False, True],
         ),
-        "roi_align": (image, boxes, (2, 2), 0.5, -1, True),
-        "roi_align_backward": (draw(2, 4, 2, 2), boxes, (2, 4, 5, 4), (2, 2), 0.5, -1, True),
+        "roi_align": (image, moving, None, None, None, *align),
+        "roi_align of winners": (image, moving, winner, None, None, *align),
+        "roi_align along": (image, moving, None, draw(2, 5), None, *align),
+        "roi_align along two": (image, moving, None, draw(2, 5), draw(2, 5), *align),
+        "roi_align_backward": (pooled, moving, None, None, None, size, *align),
+        "roi_align_backward along": (pooled, moving, winner, draw(2, 5), None, size, *align),
+        "roi_align_rois_backward": (pooled, image, moving, None, None, *align),
+        "roi_align_rois_backward along": (pooled, image, moving, winner, draw(2, 5), *align),
+        "roi_align_max": (image, moving, *align),
+        "roi_pool": (image, rois, (2, 2), scale),
+        "roi_pool_gather": (image, rois, winner),
+        "roi_pool_scatter": (pooled, rois, winner, size),
+        "ps_roi_align": (image, rois, (2, 2), scale, -1),
+        "ps_roi_align_backward": (position_sensitive, rois, size, (2, 2), scale, -1),
+        "ps_roi_pool": (image, rois, (2, 2), scale),
+        "ps_roi_pool_backward": (position_sensitive, rois, size, (2, 2), scale),
     }
 
 
 def operator(name: str) -> Any:
     library.load()
-    return getattr(torch.ops.gradparity, name).default
+    return getattr(torch.ops.gradparity, name.split()[0]).default
 
 
 @pytest.mark.parametrize("name", arguments())

@@ -1,4 +1,5 @@
 // The operators' names and arguments, for every device. Autograd and fake tensors are registered in Python.
+#include <ATen/core/stack.h>
 #include <torch/library.h>
 
 TORCH_LIBRARY(gradparity, m) {
@@ -51,4 +52,35 @@ TORCH_LIBRARY(gradparity, m) {
   m.def(
       "ps_roi_pool_backward(Tensor grad, Tensor rois, SymInt[4] input_size, SymInt[2] output_size, "
       "float spatial_scale) -> Tensor");
+}
+
+namespace {
+
+// Stands where an operator has no kernel: names the argument that it is for lack of.
+void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
+  const auto& arguments = op.schema().arguments();
+  const auto values = torch::jit::last(*stack, arguments.size());
+  for (size_t i = 0; i < arguments.size(); i++) {
+    if (values[i].isTensor() && values[i].toTensor().defined()) {
+      const at::Tensor& value = values[i].toTensor();
+      const auto kind = c10::legacyExtractDispatchKey(value.key_set());
+      TORCH_CHECK_VALUE(
+          value.is_cpu() || value.is_meta(), arguments[i].name(), " must be on the CPU, got ", value.device());
+      TORCH_CHECK_TYPE(
+          kind == c10::DispatchKey::CPU || kind == c10::DispatchKey::Meta, arguments[i].name(),
+          " must be a strided tensor, got one of ", kind);
+    }
+  }
+  TORCH_CHECK(false, op.schema().name(), " has no kernel for these tensors");
+}
+
+}  // namespace
+
+TORCH_LIBRARY_IMPL(gradparity, CompositeExplicitAutograd, m) {
+  for (const char* name :
+       {"deform_conv2d", "deform_conv2d_backward", "deform_conv2d_double_backward", "roi_align", "roi_align_backward",
+        "roi_align_rois_backward", "roi_align_max", "roi_pool", "roi_pool_gather", "roi_pool_scatter", "ps_roi_align",
+        "ps_roi_align_backward", "ps_roi_pool", "ps_roi_pool_backward"}) {
+    m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
+  }
 }

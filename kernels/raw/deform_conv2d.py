@@ -17,7 +17,7 @@ from torch import Tensor
 
 from kernels.checks import Window
 from kernels.composite.deform_conv2d import compute
-from kernels.raw.operator import RawOperator
+from kernels.raw.operator import RawOperator, same_device
 
 Optional = Tensor | None
 Settings = tuple[Sequence[int], Sequence[int], Sequence[int], bool]  # stride, padding, dilation, closed
@@ -33,6 +33,7 @@ class Forward(RawOperator):
         input: Tensor, offset: Tensor, weight: Tensor, mask: Optional, bias: Optional, *settings: Any
     ) -> Tensor:
         """(N, O, oh, ow)."""
+        same_device(input, offset, weight, mask, bias)
         return input.new_empty((input.shape[0], weight.shape[0], *offset.shape[2:]))
 
     @staticmethod
@@ -78,6 +79,7 @@ class Backward(RawOperator):
         grad: Tensor, input: Tensor, offset: Tensor, weight: Tensor, mask: Optional, *rest: Any
     ) -> tuple[Tensor, ...]:
         """The values' shapes, (0,) where not needed."""
+        same_device(grad, input, offset, weight, mask)
         return _empty_like(rest[-1], input, offset, weight, mask)
 
     @staticmethod
@@ -129,6 +131,7 @@ class DoubleBackward(RawOperator):
     @staticmethod
     def fake(*arguments: Any) -> tuple[Tensor, ...]:
         """The shapes of grad and the values, (0,) where not needed."""
+        same_device(*arguments[:9])
         input, offset, weight, mask = arguments[5:9]
         grad = input.new_empty((input.shape[0], weight.shape[0], *offset.shape[2:]))
         return _empty_like(arguments[-1], grad, input, offset, weight, mask)

@@ -87,3 +87,10 @@ def _autograd_kernel(operator: type[RawOperator]) -> Callable[..., Any]:
             return function.apply(keyset, *given)  # type: ignore[attr-defined]
 
     return kernel
+
+
+def same_device(*tensors: Tensor | None) -> None:
+    """Raises ValueError for tensors on several devices, of which a fake one decides the dispatch."""
+    devices = {str(tensor.device): tensor for tensor in tensors if tensor is not None}
+    if len(devices) > 1:
+        raise ValueError(f"all tensors must be on one device, got {' and '.join(sorted(devices))}")

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.raw.operator import RawOperator
+from kernels.raw.operator import RawOperator, same_device
 
 Shape = Sequence[int]
 
@@ -102,13 +102,6 @@ def linear_pooling(
             return unfold(info, gradient), 1
 
     return Forward, Transpose
-
-
-def same_device(*tensors: Tensor | None) -> None:
-    """Raises ValueError for tensors on several devices, of which a fake one decides the dispatch."""
-    devices = {str(tensor.device): tensor for tensor in tensors if tensor is not None}
-    if len(devices) > 1:
-        raise ValueError(f"all tensors must be on one device, got {' and '.join(sorted(devices))}")
 
 
 def keep(ctx: Any, *tensors: Tensor | None) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.raw.operator import RawOperator
-from kernels.raw.pooling import fold, folded_size, keep, one_by_one, same_device, unfold
+from kernels.raw.operator import RawOperator, same_device
+from kernels.raw.pooling import fold, folded_size, keep, one_by_one, unfold
 
 Optional = Tensor | None
 Directions = tuple[Optional, Optional]

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from kernels.raw.operator import RawOperator
-from kernels.raw.pooling import fold, keep, linear_pooling, one_by_one, same_device, unfold
+from kernels.raw.operator import RawOperator, same_device
+from kernels.raw.pooling import fold, keep, linear_pooling, one_by_one, unfold
 
 
 class Forward(RawOperator):

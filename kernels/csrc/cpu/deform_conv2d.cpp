@@ -86,6 +86,9 @@ Tensor deform_conv2d(
   const Problem p = checked(input, offset, weight, mask, bias, stride, padding, dilation, closed);
   Tensor out = at::empty(
       {p.images, p.outputs, p.rows, p.columns}, input.options().memory_format(c10::MemoryFormat::Contiguous));
+  if (p.images == 0) {
+    return out;
+  }
   AT_DISPATCH_FLOATING_TYPES_AND2(
       at::kHalf, at::kBFloat16, input.scalar_type(), "deform_conv2d", [&] {
         Work<scalar_t> work(p, input, offset, mask);
@@ -111,7 +114,8 @@ Tensor deform_conv2d(
 std::tuple<Tensor, Tensor, Tensor, Tensor> deform_conv2d_backward(
     const Tensor& grad, const Tensor& input, const Tensor& offset, const Tensor& weight,
     const std::optional<Tensor>& mask, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool closed,
-    std::array<bool, 4> needs) {
+    const c10::List<bool>& needs) {
+  check_needs(needs, 4);
   const Problem p = checked(input, offset, weight, mask, std::nullopt, stride, padding, dilation, closed);
   check_grad(p, grad, input);
   const bool need_mask = needs[3] && mask.has_value();
@@ -120,7 +124,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> deform_conv2d_backward(
   Tensor grad_weight = result(needs[2], weight.sizes(), input);
   Tensor grad_mask = need_mask ? result(true, mask->sizes(), input) : result(false, {}, input);
   const bool need_columns = needs[0] || needs[1] || need_mask;
-  if (!need_columns && !needs[2]) {
+  if (p.images == 0 && needs[2]) {
+    grad_weight.zero_();
+  }
+  if (p.images == 0 || (!need_columns && !needs[2])) {
     return {grad_input, grad_offset, grad_weight, grad_mask};
   }
 

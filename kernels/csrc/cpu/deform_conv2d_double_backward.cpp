@@ -208,7 +208,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> deform_conv2d_double_backward
     const OptionalTensor& grad_grad_input, const OptionalTensor& grad_grad_offset,
     const OptionalTensor& grad_grad_weight, const OptionalTensor& grad_grad_mask, const OptionalTensor& grad,
     const Tensor& input, const Tensor& offset, const Tensor& weight, const OptionalTensor& mask, IntArrayRef stride,
-    IntArrayRef padding, IntArrayRef dilation, bool closed, std::array<bool, 5> needs) {
+    IntArrayRef padding, IntArrayRef dilation, bool closed, const c10::List<bool>& needs) {
+  check_needs(needs, 5);
   const Problem p = checked(input, offset, weight, mask, std::nullopt, stride, padding, dilation, closed);
   check_cotangent("grad_grad_input", grad_grad_input, input);
   check_cotangent("grad_grad_offset", grad_grad_offset, offset);
@@ -233,7 +234,10 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> deform_conv2d_double_backward
   Tensor grad_weight = result(need_weight, weight.sizes(), input);
   Tensor grad_mask = need_mask ? result(true, mask->sizes(), input) : result(false, {}, input);
   const auto results = [&] { return std::make_tuple(grad_grad, grad_input, grad_offset, grad_weight, grad_mask); };
-  if (!needs[0] && !need_values) {
+  if (p.images == 0 && need_weight) {
+    grad_weight.zero_();
+  }
+  if (p.images == 0 || (!needs[0] && !need_values)) {
     return results();
   }
   const bool moves = grad_grad_input || grad_grad_offset || grad_grad_mask;

@@ -7,6 +7,7 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
@@ -17,6 +18,7 @@
 #include <vector>
 
 #include "../deform_conv2d.h"
+#include "checks.h"
 #include "clones.h"
 
 namespace gradparity::deform {
@@ -80,6 +82,7 @@ inline std::array<int64_t, 2> checked_pair(const char* name, IntArrayRef value, 
 }
 
 inline void check_like(const char* name, const Tensor& value, const Tensor& input, int64_t dimensions) {
+  check_tensor(name, value);
   TORCH_CHECK_TYPE(
       value.scalar_type() == input.scalar_type(), name, " must have input's dtype ", input.scalar_type(), ", got ",
       value.scalar_type());
@@ -92,6 +95,7 @@ inline void check_like(const char* name, const Tensor& value, const Tensor& inpu
 inline Problem checked(
     const Tensor& input, const Tensor& offset, const Tensor& weight, const std::optional<Tensor>& mask,
     const std::optional<Tensor>& bias, IntArrayRef stride, IntArrayRef padding, IntArrayRef dilation, bool closed) {
+  check_tensor("input", input);
   TORCH_CHECK_VALUE(input.dim() == 4, "input must have 4 dimensions (N, C, H, W), got shape ", input.sizes());
   check_like("offset", offset, input, 4);
   check_like("weight", weight, input, 4);
@@ -116,6 +120,9 @@ inline Problem checked(
       "input must have C, H and W of at least 1, got shape ", input.sizes());
   TORCH_CHECK_VALUE(weight.numel() > 0, "weight must not have an empty dimension, got shape ", weight.sizes());
   TORCH_CHECK_VALUE(
+      std::max(problem.kernel_height, problem.kernel_width) < (int64_t(1) << 31),
+      "weight's kernel must be below 2**31, got shape ", weight.sizes());
+  TORCH_CHECK_VALUE(
       problem.channels % weight.size(1) == 0, "weight's dimension 1 (C/groups) must divide the ", problem.channels,
       " channels of input, got ", weight.size(1));
   problem.groups = problem.channels / weight.size(1);
@@ -135,10 +142,10 @@ inline Problem checked(
 
   const int64_t channels = offset.size(1), taps = problem.taps();
   TORCH_CHECK_VALUE(
-      channels > 0 && channels % (2 * taps) == 0 && problem.channels % (channels / (2 * taps)) == 0,
+      channels > 0 && channels % 2 == 0 && channels / 2 % taps == 0 && problem.channels % (channels / 2 / taps) == 0,
       "offset's dimension 1 must be 2*OG*kh*kw with OG a divisor of the ", problem.channels, " channels of input, got ",
       channels);
-  problem.offset_groups = channels / (2 * taps);
+  problem.offset_groups = channels / 2 / taps;
   const auto check_shape = [&](const char* name, const Tensor& value, int64_t expected_channels) {
     const std::array<int64_t, 4> expected{problem.images, expected_channels, problem.rows, problem.columns};
     TORCH_CHECK_VALUE(
@@ -156,12 +163,22 @@ inline Problem checked(
         bias->size(0) == problem.outputs, "bias must have weight's ", problem.outputs, " output channels, got shape ",
         bias->sizes());
   }
+  // Even for no images, whose offset and mask may have any size.
+  const std::array<int64_t, 4> output{problem.images, problem.outputs, problem.rows, problem.columns};
+  check_countable("the output", output);
+  const std::array<int64_t, 3> samples{problem.columns, taps, problem.channels};
+  check_countable("a row of the output", samples);
   return problem;
 }
 
 inline void check_sizes(const char* name, const Tensor& value, const Tensor& input, IntArrayRef expected) {
   check_like(name, value, input, static_cast<int64_t>(expected.size()));
   TORCH_CHECK_VALUE(value.sizes() == expected, name, " must have shape ", expected, ", got ", value.sizes());
+}
+
+// Of which gradients are needed.
+inline void check_needs(const c10::List<bool>& needs, size_t count) {
+  TORCH_CHECK_VALUE(needs.size() == count, "needs must have ", count, " values, got ", needs.size());
 }
 
 inline void check_grad(const Problem& p, const Tensor& grad, const Tensor& input) {

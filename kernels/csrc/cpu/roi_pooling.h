@@ -6,7 +6,6 @@
 #include <ATen/core/Tensor.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
-#include <c10/util/safe_numerics.h>
 
 #include <algorithm>
 #include <array>
@@ -14,6 +13,7 @@
 #include <vector>
 
 #include "../device.h"
+#include "checks.h"
 
 #define GRADPARITY_DISPATCH(type, name, ...) \
   AT_DISPATCH_FLOATING_TYPES_AND2(at::kHalf, at::kBFloat16, type, name, __VA_ARGS__)
@@ -63,15 +63,6 @@ void for_channels(const Sizes& s, const Body& body) {
   at::parallel_for(0, s.channels, std::max<int64_t>(1, 4096 / std::max<int64_t>(1, s.bins() * s.boxes)), body);
 }
 
-// A floating tensor that the loops can read.
-inline void check_tensor(const char* name, const Tensor& value) {
-  TORCH_CHECK_TYPE(value.layout() == at::kStrided, name, " must be a strided tensor, got layout ", value.layout());
-  const auto type = value.scalar_type();
-  TORCH_CHECK_TYPE(
-      type == at::kDouble || type == at::kFloat || type == at::kHalf || type == at::kBFloat16, name,
-      " must be float64, float32, float16 or bfloat16, got ", type);
-}
-
 inline void check_like_rois(const char* name, const Tensor& value, const Tensor& rois) {
   check_tensor(name, value);
   TORCH_CHECK_TYPE(
@@ -83,16 +74,6 @@ inline void check_like_rois(const char* name, const Tensor& value, const Tensor&
 
 inline void check_shape(const char* name, const Tensor& value, IntArrayRef expected) {
   TORCH_CHECK_VALUE(value.sizes() == expected, name, " must have shape ", expected, ", got ", value.sizes());
-}
-
-// Sizes whose bytes can be counted, strides included.
-inline void check_countable(const char* name, IntArrayRef sizes) {
-  int64_t bytes = 8;
-  bool overflows = false;
-  for (const int64_t size : sizes) {
-    overflows = overflows || c10::mul_overflows(bytes, std::max<int64_t>(size, 1), &bytes);
-  }
-  TORCH_CHECK_VALUE(!overflows, name, " asks for more memory than can be addressed, a tensor of shape ", sizes);
 }
 
 // Raises unless these sizes and boxes fit together. `input` is that of the input tensor, or was given as input_size.
