@@ -12,6 +12,11 @@ from torch import Tensor
 Function = TypeVar("Function", bound=Callable[..., Tensor])
 
 
+def autocast_is_on(device: str) -> bool:
+    """Whether autocast is enabled for a type of device."""
+    return device != "meta" and torch.is_autocast_enabled(device)
+
+
 def float32_under_autocast(function: Function) -> Function:
     """Under autocast, the function of `input` and other tensors computes in float32 and returns input's dtype.
 
@@ -20,17 +25,13 @@ def float32_under_autocast(function: Function) -> Function:
 
     @functools.wraps(function)
     def wrapped(input: Any, *args: Any, **kwargs: Any) -> Tensor:
-        if not isinstance(input, Tensor) or not _is_on(input.device.type):
+        if not isinstance(input, Tensor) or not autocast_is_on(input.device.type):
             return function(input, *args, **kwargs)
         with torch.autocast(input.device.type, enabled=False):
             cast = {name: _widened(value) for name, value in kwargs.items()}
             return function(_widened(input), *map(_widened, args), **cast).to(input.dtype)
 
     return wrapped  # type: ignore[return-value]
-
-
-def _is_on(device: str) -> bool:
-    return device != "meta" and torch.is_autocast_enabled(device)
 
 
 def _widened(value: Any) -> Any:

@@ -258,6 +258,30 @@ def channels(in_channels: Any, out_channels: Any, groups: Any) -> None:
             raise ValueError(f"{name} must be a multiple of groups {groups}, got {value}")
 
 
+def parameters(bias: Any, dtype: Any) -> None:
+    """A module's bias is a bool and its dtype one of the kernels', or None. Raises TypeError."""
+    if not isinstance(bias, bool):
+        raise TypeError(f"bias must be a bool, got {shown(bias)}")
+    if dtype is not None and dtype not in DTYPES:
+        raise TypeError(f"dtype must be float64, float32, float16 or bfloat16, got {shown(dtype)}")
+
+
+def layer_input(input: Any, weight: Tensor, groups: int, window: Window) -> None:
+    """`input` is an image that a layer of this weight can convolve. Raises TypeError or ValueError."""
+    image(input)
+    channels = groups * weight.shape[1]
+    if input.shape[1] != channels:
+        raise ValueError(f"input must have the layer's {channels} channels, got shape {tuple(input.shape)}")
+    rows, columns = window.output_size(input.shape[2:], weight.shape[2:])
+    if rows < 1 or columns < 1:
+        raise ValueError(
+            f"input of {input.shape[2]} x {input.shape[3]} is too small for the layer: "
+            f"the output would be {rows} x {columns}"
+        )
+    if input.device != weight.device:
+        raise ValueError(f"input must be on the layer's device {weight.device}, got {input.device}")
+
+
 def offset_groups(value: Any, in_channels: int) -> None:
     """deform_groups is a positive int that divides in_channels. Raises TypeError or ValueError."""
     _positive("deform_groups", value)

@@ -102,6 +102,7 @@ class DeformConv2d(nn.Module):
         super().__init__()
         checks.channels(in_channels, out_channels, groups)
         checks.boundary(boundary)
+        checks.parameters(bias, dtype)
         self.in_channels, self.out_channels, self.groups = in_channels, out_channels, groups
         self.kernel_size = checks.pair("kernel_size", kernel_size, 1)
         self.stride = checks.pair("stride", stride, 1)

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from kernels import checks
+from kernels.autocast import autocast_is_on
 from kernels.deform_conv2d import deform_conv2d
 
 
@@ -59,6 +60,7 @@ class _Pack(nn.Module):
         checks.channels(in_channels, out_channels, groups)
         checks.offset_groups(deform_groups, in_channels)
         checks.boundary(boundary)
+        checks.parameters(bias, dtype)
         self.in_channels, self.out_channels = in_channels, out_channels
         self.groups, self.deform_groups = groups, deform_groups
         self.kernel_size = checks.pair("kernel_size", kernel_size, 1)
@@ -90,6 +92,14 @@ class _Pack(nn.Module):
         for parameter in (self.bias, self.conv_offset.weight, self.conv_offset.bias):
             if parameter is not None:
                 nn.init.zeros_(parameter)
+
+    def _predict(self, input: Tensor) -> Tensor:
+        window = checks.Window(self.stride, self.padding, self.dilation)
+        checks.layer_input(input, self.weight, self.groups, window)
+        if input.dtype != self.weight.dtype and not autocast_is_on(input.device.type):
+            raise TypeError(f"input must have the layer's dtype {self.weight.dtype}, got {input.dtype}")
+        out: Tensor = self.conv_offset(input)
+        return out
 
     def _convolve(self, input: Tensor, offset: Tensor, mask: Tensor | None) -> Tensor:
         return deform_conv2d(
@@ -153,7 +163,7 @@ class DeformConv2dPack(_Pack):
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        if bias:
+        if bias is not False:
             raise ValueError(f"bias must be False, because deformable convolution v1 has none, got {bias!r}")
         super().__init__(
             in_channels,
@@ -173,8 +183,7 @@ class DeformConv2dPack(_Pack):
 
     def forward(self, input: Tensor) -> Tensor:
         """Errors as in `deform_conv2d`."""
-        checks.image(input)
-        return self._convolve(input, self.conv_offset(input), None)
+        return self._convolve(input, self._predict(input), None)
 
 
 class ModulatedDeformConv2dPack(_Pack):
@@ -214,7 +223,7 @@ class ModulatedDeformConv2dPack(_Pack):
             dilation,
             groups,
             deform_groups,
-            bool(bias),  # mmcv's "auto" means True here too
+            True if bias == "auto" else bias,  # type: ignore[arg-type]  # which means True in mmcv too
             boundary,
             device,
             dtype,
@@ -222,7 +231,6 @@ class ModulatedDeformConv2dPack(_Pack):
 
     def forward(self, input: Tensor) -> Tensor:
         """Errors as in `deform_conv2d`."""
-        checks.image(input)
-        out = self.conv_offset(input)
+        out = self._predict(input)
         third = out.shape[1] // 3
         return self._convolve(input, out[:, : 2 * third], out[:, 2 * third :].sigmoid())

@@ -240,6 +240,20 @@ def test_roi_align(
         (lambda: ModulatedDeformConv2dPack(4, True, 3), TypeError, "out_channels must be an int, got True"),
         (lambda: RoIAlign(0, 1.0, 2)(IMAGE, BOXES), ValueError, "output_size must be at least 1, got 0"),
         (lambda: ModulatedDeformConv2dPack(3, 4, 3)(IMAGE[0]), ValueError, "input must have 4 dimensions"),
+        (
+            lambda: ModulatedDeformConv2dPack(4, 4, 3)(IMAGE),
+            ValueError,
+            "input must have the layer's 4 channels",
+        ),
+        (lambda: DeformConv2dPack(3, 4, 7)(IMAGE), ValueError, "input of 5 x 4 is too small for the layer"),
+        (
+            lambda: DeformConv2dPack(3, 4, 3)(IMAGE.double()),
+            TypeError,
+            "input must have the layer's dtype torch.float32",
+        ),
+        (lambda: DeformConv2d(4, 4, 3, bias="no"), TypeError, "bias must be a bool, got 'no'"),  # type: ignore[arg-type]
+        (lambda: DeformConv2d(4, 4, 3, dtype=torch.int32), TypeError, "dtype must be float64, float32"),
+        (lambda: ModulatedDeformConv2dPack(4, 4, 3, bias="yes"), TypeError, "bias must be a bool, got 'yes'"),
     ],
 )
 def test_modules(make: Callable[[], nn.Module], error: type[Exception], sentence: str) -> None:
