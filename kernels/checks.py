@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -173,7 +174,7 @@ def roi_pool(input: Any, boxes: Any, output_size: Any, spatial_scale: Any) -> tu
         raise ValueError(f"output_size must be below 2**31 bins, got {shown(output_size)}")
     if isinstance(spatial_scale, bool) or not isinstance(spatial_scale, (int, float)):
         raise TypeError(f"spatial_scale must be a number, got {shown(spatial_scale)}")
-    if not 0 < spatial_scale < float("inf"):
+    if not 0 < spatial_scale <= sys.float_info.max:  # which an int may be beyond
         raise ValueError(f"spatial_scale must be positive and finite, got {shown(spatial_scale)}")
     if input.dtype != torch.float64 and not FLOAT32_ZERO < spatial_scale < FLOAT32_INFINITY:
         raise ValueError(
@@ -216,6 +217,8 @@ def _sampling_ratio(value: Any) -> None:
         raise TypeError(f"sampling_ratio must be an int, got {shown(value)}")
     if value > MAX_SAMPLING_RATIO:
         raise ValueError(f"sampling_ratio must be at most {MAX_SAMPLING_RATIO}, got {shown(value)}")
+    if value < -(2**63):
+        raise ValueError(f"sampling_ratio must be at least -2**63, got {shown(value)}")
 
 
 def _join(boxes: Sequence[Any], input: Tensor) -> Tensor:

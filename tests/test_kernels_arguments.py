@@ -208,6 +208,18 @@ WRONG_ROI_ALIGN: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"output_size": (7, 7.0)}, TypeError, "output_size must be an int or a pair of ints, got (7, 7.0)"),
     ({"spatial_scale": 0.0}, ValueError, "spatial_scale must be positive and finite, got 0.0"),
     ({"spatial_scale": float("nan")}, ValueError, "spatial_scale must be positive and finite, got nan"),
+    (
+        {"spatial_scale": 1e39},
+        ValueError,
+        "spatial_scale must be positive and finite in float32 for an input of",
+    ),
+    (
+        {"spatial_scale": 1e-50},
+        ValueError,
+        "spatial_scale must be positive and finite in float32 for an input",
+    ),
+    ({"spatial_scale": 10**400}, ValueError, "spatial_scale must be positive and finite, got 1000000"),
+    ({"sampling_ratio": -(2**70)}, ValueError, "sampling_ratio must be at least -2**63, got -118"),
     ({"spatial_scale": "1"}, TypeError, "spatial_scale must be a number, got '1'"),
     ({"sampling_ratio": 2.0}, TypeError, "sampling_ratio must be an int, got 2.0"),
     ({"sampling_ratio": 1025}, ValueError, "sampling_ratio must be at most 1024, got"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import warnings
 from typing import Any
 
 import pytest
@@ -73,6 +74,12 @@ GOOD: dict[str, dict[str, Any]] = {
     "ps_roi_pool": {"input": IMAGE, "rois": ROIS, **POOLING},
     "ps_roi_pool_backward": {"grad": ONE_GRAD, "rois": ROIS, "input_size": [2, 4, 5, 6], **POOLING},
 }
+
+
+def nested(image: Tensor) -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that they are a prototype
+        return torch.nested.nested_tensor(list(image))
 
 
 def with_index(index: float) -> Tensor:
@@ -177,6 +184,10 @@ WRONG: list[tuple[tuple[str, ...], str, Any, str]] = [
     (WITH_INPUT, "input", IMAGE.double(), "input must have boxes' dtype Float, got Double"),
     (WITH_INPUT, "input", IMAGE.int(), "input must be float64, float32, float16 or bfloat16, got Int"),
     (WITH_INPUT, "input", IMAGE.to_sparse(), "input must be a strided tensor"),
+    (WITH_INPUT, "input", IMAGE.to_mkldnn(), "input must be a strided tensor, got one of MkldnnCPU"),
+    (WITH_INPUT, "input", nested(IMAGE), "input must be a strided tensor, got one of NestedTensorCPU"),
+    (WITH_ROIS, "rois", ROIS.to_sparse(), "rois must be a strided tensor, got one of SparseCPU"),
+    (WITH_ROIS, "rois", ROIS.to("meta"), "all tensors must be on one device, got cpu and meta"),
     (WITH_ROIS, "rois", ROIS[:, :4], "boxes must have shape (K, 5)"),
     (WITH_ROIS, "rois", ROIS[0], "boxes must have shape (K, 5)"),
     (WITH_ROIS, "rois", ROIS.long(), "boxes must be float64, float32, float16 or bfloat16, got Long"),
@@ -297,6 +308,37 @@ def test_a_wrong_argument_is_refused(operator: str, argument: str, value: Any, s
     with pytest.raises((ValueError, TypeError, RuntimeError), match=re.escape(sentence)) as caught:
         call(operator, {**GOOD[operator], argument: value})
     assert "INTERNAL ASSERT" not in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("operator", [name for name in WITH_BINS if "grad" not in GOOD[name]])
+@pytest.mark.parametrize("size", [[0, 2], [2], [2, -1], [2**31, 1]])
+def test_meta_tensors_are_refused_a_wrong_output_size(operator: str, size: list[int]) -> None:
+    arguments = {
+        name: value.to("meta") if isinstance(value, Tensor) else value
+        for name, value in GOOD[operator].items()
+    }
+    with pytest.raises((ValueError, TypeError), match="output_size must be"):
+        call(operator, {**arguments, "output_size": size})
+
+
+@pytest.mark.parametrize("operator", DEFORM)
+def test_no_images_of_any_size_take_no_memory(operator: str) -> None:
+    """A row of these outputs would take a terabyte."""
+    columns = 2**31
+    arguments = {
+        **GOOD[operator],
+        "input": IMAGE[:0],
+        "offset": torch.empty(0, 12, 4, columns),
+        "mask": torch.empty(0, 6, 4, columns),
+        "padding": [0, 2**30 - 2],
+    }
+    arguments |= {f"grad_grad_{name}": arguments[name] for name in ("input", "offset", "mask")}
+    arguments["grad"] = torch.empty(0, 2, 4, columns)
+    results = call(operator, {name: arguments[name] for name in GOOD[operator]})
+    for result in results if isinstance(results, tuple) else (results,):
+        assert result.numel() <= WEIGHT.numel()
+        assert not result.any()
 
 
 def test_every_operator_is_tried() -> None:

@@ -82,20 +82,6 @@ def test_no_boxes_and_no_images(function: Callable[..., Tensor]) -> None:
     assert function(image[:0], boxes[:0], 2).shape == (0, 4, 2, 2)
 
 
-@pytest.mark.parametrize("dtype", [torch.float64, torch.bfloat16])
-def test_memory_layouts_do_not_matter(dtype: torch.dtype) -> None:
-    image, boxes = make(dtype)
-    expected = differentiate(roi_align, image, boxes, 3)
-    wide = torch.full((*image.shape[:-1], 16), math.nan, dtype=dtype)
-    wide[..., ::2] = image
-    for other in (image.contiguous(memory_format=torch.channels_last), wide[..., ::2]):
-        assert not other.is_contiguous()
-        for one, value in zip(
-            differentiate(roi_align, other, boxes.T.contiguous().T, 3), expected, strict=True
-        ):
-            assert torch.equal(one, value)
-
-
 @pytest.mark.parametrize("aligned", [False, True])
 def test_every_order_of_derivative(aligned: bool) -> None:
     image, boxes = make()

@@ -56,7 +56,7 @@ TORCH_LIBRARY(gradparity, m) {
 
 namespace {
 
-// Stands where an operator has no kernel: names the argument that it is for lack of.
+// Stands where an operator has no kernel, and names the argument that there is none for.
 void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   const auto& arguments = op.schema().arguments();
   const auto values = torch::jit::last(*stack, arguments.size());
@@ -74,13 +74,21 @@ void refuse(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
   TORCH_CHECK(false, op.schema().name(), " has no kernel for these tensors");
 }
 
-}  // namespace
-
-TORCH_LIBRARY_IMPL(gradparity, CompositeExplicitAutograd, m) {
+void refuse_all(torch::Library& m) {
   for (const char* name :
        {"deform_conv2d", "deform_conv2d_backward", "deform_conv2d_double_backward", "roi_align", "roi_align_backward",
         "roi_align_rois_backward", "roi_align_max", "roi_pool", "roi_pool_gather", "roi_pool_scatter", "ps_roi_align",
         "ps_roi_align_backward", "ps_roi_pool", "ps_roi_pool_backward"}) {
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&refuse>());
   }
+}
+
+}  // namespace
+
+// Every backend but nested tensors.
+TORCH_LIBRARY_IMPL(gradparity, CompositeExplicitAutograd, m) {
+  refuse_all(m);
+}
+TORCH_LIBRARY_IMPL(gradparity, NestedTensorCPU, m) {
+  refuse_all(m);
 }

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from kernels.checks import pair
 from kernels.raw.operator import RawOperator, same_device
 
 Shape = Sequence[int]
@@ -102,6 +103,17 @@ def linear_pooling(
             return unfold(info, gradient), 1
 
     return Forward, Transpose
+
+
+def pooled_shape(channels: int, rois: Tensor, output_size: Shape) -> Shape:
+    """(K, C, rows, columns). Raises TypeError or ValueError for an output_size that isn't two positive numbers."""
+    return rois.shape[0], channels, *pair("output_size", output_size, 1)
+
+
+def position_sensitive_shape(input_size: Shape, rois: Tensor, output_size: Shape, *_: Any) -> Shape:
+    """(K, C/(rows*columns), rows, columns). Raises as `pooled_shape`."""
+    rows, columns = pair("output_size", output_size, 1)
+    return pooled_shape(input_size[1] // (rows * columns), rois, output_size)
 
 
 def keep(ctx: Any, *tensors: Tensor | None) -> None:

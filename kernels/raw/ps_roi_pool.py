@@ -2,11 +2,6 @@
 
 from __future__ import annotations
 
-from kernels.raw.pooling import linear_pooling
+from kernels.raw.pooling import linear_pooling, position_sensitive_shape
 
-OPERATORS = linear_pooling(
-    "ps_roi_pool",
-    "ps_roi_pool_backward",
-    1,
-    lambda input, rois, size, *_: (rois.shape[0], input[1] // (size[0] * size[1]), *size),
-)
+OPERATORS = linear_pooling("ps_roi_pool", "ps_roi_pool_backward", 1, position_sensitive_shape)

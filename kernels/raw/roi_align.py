@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.raw.operator import RawOperator, same_device
-from kernels.raw.pooling import fold, folded_size, keep, one_by_one, unfold
+from kernels.raw.pooling import fold, folded_size, keep, one_by_one, pooled_shape, unfold
 
 Optional = Tensor | None
 Directions = tuple[Optional, Optional]
@@ -30,7 +30,7 @@ class Forward(RawOperator):
     def fake(input: Tensor, rois: Tensor, *rest: Any) -> Tensor:
         """(K, C, rows, columns)."""
         same_device(input, rois, *rest[:3])
-        return input.new_empty((rois.shape[0], input.shape[1], *rest[3]))
+        return input.new_empty(pooled_shape(input.shape[1], rois, rest[3]))
 
     @staticmethod
     def save(ctx: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
@@ -185,7 +185,7 @@ class Max(RawOperator):
     ) -> tuple[Tensor, Tensor]:
         """(K, C, rows, columns) both."""
         same_device(input, rois)
-        shape = (rois.shape[0], input.shape[1], *output_size)
+        shape = pooled_shape(input.shape[1], rois, output_size)
         return input.new_empty(shape), input.new_empty(shape, dtype=torch.int64)
 
     @staticmethod

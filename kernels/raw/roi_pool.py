@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.raw.operator import RawOperator, same_device
-from kernels.raw.pooling import fold, keep, linear_pooling, one_by_one, unfold
+from kernels.raw.pooling import fold, keep, linear_pooling, one_by_one, pooled_shape, unfold
 
 
 class Forward(RawOperator):
@@ -23,7 +23,7 @@ class Forward(RawOperator):
     ) -> tuple[Tensor, Tensor]:
         """(K, C, rows, columns) both."""
         same_device(input, rois)
-        shape = (rois.shape[0], input.shape[1], *output_size)
+        shape = pooled_shape(input.shape[1], rois, output_size)
         return input.new_empty(shape), input.new_empty(shape, dtype=torch.int64)
 
     @staticmethod
