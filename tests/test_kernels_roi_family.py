@@ -66,8 +66,8 @@ def threads(number: int) -> Iterator[None]:
 @every_operator
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_the_number_of_threads_does_not_matter(operator: str, dtype: torch.dtype) -> None:
-    # More boxes and channels than one thread's share.
-    image, rois = draw(dtype, boxes=150, channels=24)
+    # More than one thread's share, and no share ends between two boxes.
+    image, rois = draw(dtype, boxes=151, channels=30)
     with threads(1):
         expected = differentiate(OPERATORS[operator], image, rois)
     assert all(value.any() for value in expected)
