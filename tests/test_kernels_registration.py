@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+from torch.autograd import forward_ad
+from torch.utils._pytree import tree_leaves
 
 from kernels import library
 
@@ -72,3 +74,37 @@ def test_gradients_that_are_not_needed_come_back_empty(name: str) -> None:
     for number in range(len(needs)):
         for other, value in enumerate(operator(name)(*given, [number == i for i in range(len(needs))])):
             assert value.numel() == 0 if other != number else torch.equal(value, complete[number])
+
+
+def floats(value: Any) -> list[torch.Tensor]:
+    return [
+        leaf for leaf in tree_leaves(value) if isinstance(leaf, torch.Tensor) and leaf.is_floating_point()
+    ]
+
+
+@pytest.mark.parametrize("name", arguments())
+def test_both_modes_agree_on_every_tensor(name: str) -> None:
+    """Also where the derivative is zero: of pooling by its boxes, or of the third order."""
+    given = [value.detach() if isinstance(value, torch.Tensor) else value for value in arguments()[name]]
+    for number, value in enumerate(given):
+        if not floats(value):
+            continue
+        leaf = value.clone().requires_grad_()
+        results = floats(operator(name)(*given[:number], leaf, *given[number + 1 :]))
+        cotangents = [torch.randn_like(result) for result in results]
+        (gradient,) = (
+            torch.autograd.grad(results, leaf, cotangents, materialize_grads=True)
+            if any(result.requires_grad for result in results)
+            else (torch.zeros_like(leaf),)
+        )
+        direction = torch.randn_like(value)
+        with forward_ad.dual_level():
+            dual = forward_ad.make_dual(value, direction)  # type: ignore[no-untyped-call]
+            found = floats(operator(name)(*given[:number], dual, *given[number + 1 :]))
+            tangents = [forward_ad.unpack_dual(result).tangent for result in found]  # type: ignore[no-untyped-call]
+            pairing = sum(
+                (tangent * cotangent).sum()
+                for tangent, cotangent in zip(tangents, cotangents, strict=True)
+                if tangent is not None
+            )
+        torch.testing.assert_close(torch.as_tensor(pairing, dtype=value.dtype), (gradient * direction).sum())

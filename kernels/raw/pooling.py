@@ -44,6 +44,7 @@ def linear_pooling(
         @staticmethod
         def save(ctx: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
             ctx.input_size, ctx.settings = arguments[0].shape, arguments[1 + indices :]
+            ctx.output_size = output.shape
             keep(ctx, *arguments[1 : 1 + indices])
 
         @staticmethod
@@ -53,8 +54,10 @@ def linear_pooling(
             return (transpose(grad, *ctx.saved_tensors, ctx.input_size, *ctx.settings),)
 
         @staticmethod
-        def jvp(ctx: Any, tangent: Tensor | None, *_: Tensor | None) -> Tensor | None:  # type: ignore[override]
-            return None if tangent is None else forward(tangent, *ctx.saved_tensors, *ctx.settings)
+        def jvp(ctx: Any, tangent: Tensor | None, *_: Tensor | None) -> Tensor:  # type: ignore[override]
+            if tangent is None:
+                return total([], ctx.saved_tensors[0], ctx.output_size)
+            return forward(tangent, *ctx.saved_tensors, *ctx.settings)
 
         @staticmethod
         def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Tensor, int]:
@@ -87,9 +90,9 @@ def linear_pooling(
             return (forward(cotangent, *ctx.saved_tensors, *ctx.settings),)
 
         @staticmethod
-        def jvp(ctx: Any, tangent: Tensor | None, *_: Tensor | None) -> Tensor | None:  # type: ignore[override]
+        def jvp(ctx: Any, tangent: Tensor | None, *_: Tensor | None) -> Tensor:  # type: ignore[override]
             if tangent is None:
-                return None
+                return total([], ctx.saved_tensors[0], ctx.input_size)
             return transpose(tangent, *ctx.saved_tensors, ctx.input_size, *ctx.settings)
 
         @staticmethod
@@ -120,6 +123,11 @@ def keep(ctx: Any, *tensors: Tensor | None) -> None:
     """Saves tensors for both modes."""
     ctx.save_for_backward(*tensors)
     ctx.save_for_forward(*tensors)
+
+
+def total(terms: Sequence[Tensor], rois: Tensor, shape: Shape) -> Tensor:
+    """The sum of a derivative's terms. Without any it is zeros: torch takes no None for a floating result."""
+    return sum(terms[1:], terms[0]) if terms else rois.new_zeros(tuple(shape))
 
 
 def fold(info: Any, dim: int | None, tensor: Tensor) -> Tensor:

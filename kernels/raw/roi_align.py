@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from kernels.raw.operator import RawOperator, same_device
-from kernels.raw.pooling import fold, folded_size, keep, one_by_one, pooled_shape, unfold
+from kernels.raw.pooling import fold, folded_size, keep, one_by_one, pooled_shape, total, unfold
 
 Optional = Tensor | None
 Directions = tuple[Optional, Optional]
@@ -36,7 +36,7 @@ class Forward(RawOperator):
     def save(ctx: Any, arguments: tuple[Any, ...], output: Tensor) -> None:
         """The input only for the gradient of rois."""
         input, rois, winner, first, second, *ctx.settings = arguments
-        ctx.input_size = input.shape
+        ctx.input_size, ctx.output_size = input.shape, output.shape
         _keep_input(ctx, input, rois, winner, first, second)
 
     @staticmethod
@@ -49,7 +49,7 @@ class Forward(RawOperator):
         return by_input, *_by_boxes(ctx, grad, input, rois, winner, along)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Optional) -> Optional:
+    def jvp(ctx: Any, *tangents: Optional) -> Tensor:
         """One term for each tangent."""
         input, rois, winner, *along = ctx.saved_tensors
         of_input, of_rois, _, *of_along = tangents
@@ -59,7 +59,7 @@ class Forward(RawOperator):
         ]
         if of_input is not None:
             terms.append(_forward(of_input, rois, winner, *along, *ctx.settings))
-        return _sum(terms)
+        return total(terms, rois, ctx.output_size)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -98,7 +98,7 @@ class Backward(RawOperator):
         return by_grad, *_by_boxes(ctx, grad, cotangent, rois, winner, along)
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Optional) -> Optional:
+    def jvp(ctx: Any, *tangents: Optional) -> Tensor:
         """One term for each tangent."""
         grad, rois, winner, *along = ctx.saved_tensors
         of_grad, of_rois, _, *of_along = tangents
@@ -108,7 +108,7 @@ class Backward(RawOperator):
         ]
         if of_grad is not None:
             terms.append(_backward(of_grad, rois, winner, *along, ctx.input_size, *ctx.settings))
-        return _sum(terms)
+        return total(terms, rois, ctx.input_size)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -153,20 +153,19 @@ class RoisBackward(RawOperator):
         return by_grad, by_input, by_box if first is None else None, None, by_box if needs[4] else None
 
     @staticmethod
-    def jvp(ctx: Any, *tangents: Optional) -> Optional:
+    def jvp(ctx: Any, *tangents: Optional) -> Tensor:
         """Linear in grad, input and direction, and symmetric in the directions."""
         grad, input, rois, winner, first = ctx.saved_tensors
         of_grad, of_input, of_rois, _, of_first = tangents
         calls = [(of_grad, input, first), (grad, of_input, first)]
         calls += [(grad, input, of_first)] if of_first is not None else []
         calls += [(grad, input, of_rois)] if of_rois is not None and first is None else []
-        return _sum(
-            [
-                _rois_backward(one, other, rois, winner, direction, *ctx.settings)
-                for one, other, direction in calls
-                if one is not None and other is not None
-            ]
-        )
+        terms = [
+            _rois_backward(one, other, rois, winner, direction, *ctx.settings)
+            for one, other, direction in calls
+            if one is not None and other is not None
+        ]
+        return total(terms, rois, rois.shape)
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -192,7 +191,7 @@ class Max(RawOperator):
     def save(ctx: Any, arguments: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> None:
         """The input only for the gradient of rois."""
         input, rois, *ctx.settings = arguments
-        ctx.input_size = input.shape
+        ctx.input_size, ctx.output_size = input.shape, results[0].shape
         _keep_input(ctx, input, rois, results[1])
         ctx.mark_non_differentiable(results[1])
 
@@ -206,7 +205,7 @@ class Max(RawOperator):
         return by_input, *_by_boxes(ctx, grad, input, rois, winner, (None, None))
 
     @staticmethod
-    def jvp(ctx: Any, of_input: Optional, of_rois: Optional) -> tuple[Optional, None]:  # type: ignore[override]
+    def jvp(ctx: Any, of_input: Optional, of_rois: Optional) -> tuple[Tensor, None]:  # type: ignore[override]
         """Of the winners."""
         input, rois, winner = ctx.saved_tensors
         terms = []
@@ -214,7 +213,7 @@ class Max(RawOperator):
             terms.append(_forward(of_input, rois, winner, None, None, *ctx.settings))
         if of_rois is not None:
             terms.append(_forward(input, rois, winner, of_rois, None, *ctx.settings))
-        return _sum(terms), None
+        return total(terms, rois, ctx.output_size), None
 
     @staticmethod
     def vmap(info: Any, in_dims: tuple[int | None, ...], *arguments: Any) -> tuple[Any, Any]:
@@ -279,7 +278,3 @@ def _moved(
         yield of_along[0], second
     if of_along[1] is not None:
         yield first, of_along[1]
-
-
-def _sum(terms: Sequence[Tensor]) -> Optional:
-    return sum(terms[1:], terms[0]) if terms else None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from kernels.raw.operator import RawOperator, same_device
-from kernels.raw.pooling import fold, keep, linear_pooling, one_by_one, pooled_shape, unfold
+from kernels.raw.pooling import fold, keep, linear_pooling, one_by_one, pooled_shape, total, unfold
 
 
 class Forward(RawOperator):
@@ -29,7 +29,7 @@ class Forward(RawOperator):
     @staticmethod
     def save(ctx: Any, arguments: tuple[Any, ...], results: tuple[Tensor, Tensor]) -> None:
         """What is read, but not the input."""
-        ctx.input_size = arguments[0].shape
+        ctx.input_size, ctx.output_size = arguments[0].shape, results[0].shape
         keep(ctx, arguments[1], results[1])
         ctx.mark_non_differentiable(results[1])
 
@@ -41,10 +41,10 @@ class Forward(RawOperator):
         return (torch.ops.gradparity.roi_pool_scatter(grad, *ctx.saved_tensors, ctx.input_size),)
 
     @staticmethod
-    def jvp(ctx: Any, tangent: Tensor | None, _: Any) -> tuple[Tensor | None, None]:  # type: ignore[override]
+    def jvp(ctx: Any, tangent: Tensor | None, _: Any) -> tuple[Tensor, None]:  # type: ignore[override]
         """Gathers."""
         if tangent is None:
-            return None, None
+            return total([], ctx.saved_tensors[0], ctx.output_size), None
         return torch.ops.gradparity.roi_pool_gather(tangent, *ctx.saved_tensors), None
 
     @staticmethod
