@@ -12,6 +12,7 @@ import pytest
 from cases.sweep import TIERS
 from conformance import plugin
 from conformance.bench import Bench
+from conformance.isolation import Limits
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -20,7 +21,28 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption("--tier", choices=TIERS, default="default", help="how much to sweep (default: default)")
     group.addoption("--case", action="append", default=[], metavar="ID", help="run exactly this case")
     group.addoption(
-        "--provider", action="append", default=[], metavar="MODULE:ATTRIBUTE", help="judge this one as well"
+        "--provider",
+        action="append",
+        default=[],
+        metavar="SPEC",
+        help="judge this one as well: MODULE:ATTRIBUTE, or NAME=python:EXECUTABLE[,kind=KIND] of another environment",
+    )
+    group.addoption(
+        "--isolate", action="append", default=[], metavar="NAMES", help="ask these in processes of their own"
+    )
+    group.addoption(
+        "--time-limit",
+        type=float,
+        default=Limits.time_s,
+        metavar="SECONDS",
+        help="of one question in a process of its own (default: %(default)g)",
+    )
+    group.addoption(
+        "--memory-limit",
+        type=float,
+        default=8.0,
+        metavar="GIB",
+        help="of one question in a process of its own (default: %(default)g)",
     )
     group.addoption(
         "--without", action="append", default=[], metavar="NAMES", help="leave these providers out"

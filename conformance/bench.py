@@ -14,7 +14,10 @@ from torch import Tensor
 from cases.case import Case
 from conformance.expectation import Expectation, Expectations, Gradients
 from conformance.isolation import (
+    DEFAULT_LIMITS,
     CrashedError,
+    Limits,
+    OutOfMemoryError,
     RefusedError,
     TimedOutError,
     preserved_state,
@@ -22,6 +25,7 @@ from conformance.isolation import (
 )
 from conformance.ledger import Ledger
 from conformance.providers.registry import Loaded
+from conformance.providers.remote import Remote
 from conformance.subject import MissingOperatorError, Subject
 from conformance.verdict import Verdict, judge
 from reports.record import Element, Record, Status
@@ -38,6 +42,7 @@ _KINDS = {
     Status.DEFECT: ("defect", "crash"),
     Status.CRASHED: ("crash",),
     Status.TIMED_OUT: ("crash",),
+    Status.OUT_OF_MEMORY: ("crash",),
 }
 
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-]+)")
@@ -60,9 +65,17 @@ class _Answer:
 class Bench:
     """The providers, the ledger, and where records go."""
 
-    def __init__(self, providers: Sequence[Loaded], ledger: Ledger, append: Callable[[Record], None]) -> None:
+    def __init__(
+        self,
+        providers: Sequence[Loaded],
+        ledger: Ledger,
+        append: Callable[[Record], None],
+        limits: Limits = DEFAULT_LIMITS,
+    ) -> None:
         self.providers = [loaded for loaded in providers if not loaded.unavailable]
+        self._implementations = {loaded.name: loaded.implementation for loaded in providers}
         self.ledger = ledger
+        self.limits = limits
         self._append = append
 
     def compare(
@@ -83,7 +96,7 @@ class Bench:
         quantities = expect(expectation, expectation.operator.conventions[0])
         records: list[Record] = []
         for loaded in self.providers:
-            answer = _ask(loaded, expectation, compute, together or question)
+            answer = _ask(loaded, expectation, compute, together or question, self.limits)
             judged = []
             for quantity in quantities:
                 record = self._blank(question, quantity, loaded, case, answer)
@@ -113,7 +126,7 @@ class Bench:
         expectation = expectation_of(case)
         records = []
         for loaded in self.providers:
-            answer = _ask(loaded, expectation, compute, quantity or question)
+            answer = _ask(loaded, expectation, compute, quantity or question, self.limits)
             records.append(self._blank(question, quantity or question, loaded, case, answer))
         return self._book(case, records)
 
@@ -147,7 +160,11 @@ class Bench:
         if record.status not in _KINDS:
             return record
         entry = self.ledger.find(
-            record.provider, record.version, case, record.quantity, _KINDS[record.status]
+            self._implementations[record.provider],
+            record.version,
+            case,
+            record.quantity,
+            _KINDS[record.status],
         )
         if entry is None:
             return record
@@ -183,7 +200,11 @@ def expectation_of(case: Case) -> Expectation:
 
 
 def _ask(
-    loaded: Loaded, expectation: Expectation, compute: Callable[[Subject], Gradients], what: str
+    loaded: Loaded,
+    expectation: Expectation,
+    compute: Callable[[Subject], Gradients],
+    what: str,
+    limits: Limits,
 ) -> _Answer:
     started = time.perf_counter()
     asked = f"{expectation.case.operator}/{what}"
@@ -194,8 +215,11 @@ def _ask(
         subject = Subject(loaded.provider, expectation)
         # The parent's oracle must not run in the child: what a cached property computes there is lost.
         _ = expectation.grad_output
+        isolate = expectation.case.hostile or loaded.isolated
+        if isinstance(loaded.provider, Remote):
+            loaded.provider.is_hostile, isolate = isolate, False
         with preserved_state():
-            tensors = run_isolated(lambda: compute(subject)) if expectation.case.hostile else compute(subject)
+            tensors = run_isolated(lambda: compute(subject), limits) if isolate else compute(subject)
         if changed := expectation.restore():
             raise FaultFoundError(f"it changes {', '.join(changed)} in place")
         return _Answer(tensors, time.perf_counter() - started)
@@ -205,6 +229,8 @@ def _ask(
         status, message = Status.CRASHED, str(error)
     except TimedOutError as error:
         status, message = Status.TIMED_OUT, str(error)
+    except OutOfMemoryError as error:
+        status, message = Status.OUT_OF_MEMORY, str(error)
     except KeyboardInterrupt:
         raise
     except BaseException as error:  # a SystemExit or a pytest.skip of a provider is an answer like any other

@@ -1,27 +1,36 @@
 """Running something that may kill its process in another one, or change what others see of torch.
 
-The child is forked, so that it needs no import and no copy of the inputs; its tensors come back in a .npz file,
-never pickled. A signal and a hang become exceptions of the parent.
+The child is forked, so that it needs no import and no copy of the inputs; its tensors come back in .npy files, never
+pickled. A signal, a hang and the want of memory become exceptions of the parent.
 """
 
 from __future__ import annotations
 
-import faulthandler
-import json
 import os
-import signal
 import tempfile
-import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
-TIME_LIMIT_S = 60.0
+from conformance import worker
+
+GIBIBYTE = 2**30
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What one computation may take: seconds, and bytes beyond what its process has already (None: any number)."""
+
+    time_s: float = 60.0
+    memory: int | None = 8 * GIBIBYTE
+
+
+DEFAULT_LIMITS = Limits()
 
 
 class CrashedError(Exception):
@@ -30,6 +39,10 @@ class CrashedError(Exception):
 
 class TimedOutError(Exception):
     """The child did not finish in time."""
+
+
+class OutOfMemoryError(Exception):
+    """The child wanted more memory than its limit."""
 
 
 class RefusedError(Exception):
@@ -59,72 +72,51 @@ def preserved_state() -> Iterator[None]:
 
 
 def run_isolated(
-    compute: Callable[[], dict[str, Tensor | None]], time_limit_s: float = TIME_LIMIT_S
+    compute: Callable[[], dict[str, Tensor | None]], limits: Limits = DEFAULT_LIMITS
 ) -> dict[str, Tensor | None]:
     """What ``compute`` returns, from a process of its own.
 
-    Raises CrashedError, TimedOutError, or RefusedError when ``compute`` raised.
+    Raises CrashedError, TimedOutError, OutOfMemoryError, or RefusedError when ``compute`` raised.
     """
-    with tempfile.TemporaryDirectory(prefix="gradparity-") as folder:
-        child = os.fork()
-        if child == 0:
-            _run_child(compute, Path(folder))
-        status = _wait(child, time_limit_s)
-        if os.WIFSIGNALED(status):
-            raise CrashedError(f"the process died of {signal.Signals(os.WTERMSIG(status)).name}")
-        outcome = Path(folder) / "outcome.json"
-        if os.WEXITSTATUS(status) or not outcome.exists():
-            raise CrashedError(f"the process left with status {os.WEXITSTATUS(status)}")
-        return _read(outcome)
+    with new_folder() as folder:
+        child = worker.Child(lambda _: {"tensors": write_tensors(compute(), folder)})
+        outcome = child.ask({}, limits.time_s, limits.memory)
+        if child.alive:
+            child.end()
+        raise_failure(outcome)
+        return read_tensors(outcome["tensors"])
 
 
-def _run_child(compute: Callable[[], dict[str, Tensor | None]], folder: Path) -> None:
-    try:
-        # A crash is a result here, not something to be told on the terminal.
-        faulthandler.disable()
-        # A forked child has none of its parent's threads; a second one here would wait for them forever.
-        torch.set_num_threads(1)
-        outcome = _write(compute, folder)
-        (folder / "outcome.json").write_text(json.dumps(outcome))
-        os._exit(0)
-    finally:
-        os._exit(1)
+def new_folder() -> tempfile.TemporaryDirectory[str]:
+    """A folder for arrays that travel between processes: in memory, where the system has such."""
+    shared = "/dev/shm"
+    return tempfile.TemporaryDirectory(
+        prefix="gradparity-", dir=shared if os.access(shared, os.W_OK) else None
+    )
 
 
-def _write(compute: Callable[[], dict[str, Tensor | None]], folder: Path) -> dict[str, object]:
-    try:
-        tensors = compute()
-    except Exception as error:
-        return {"raised": f"{type(error).__name__}: {error}"}
-    dtypes = {}
-    for number, (name, tensor) in enumerate(tensors.items()):
-        if tensor is not None:
-            dtypes[name] = (number, str(tensor.dtype).removeprefix("torch."))
-            np.save(folder / f"{number}.npy", tensor.detach().cpu().double().numpy(), allow_pickle=False)
-    return {"names": list(tensors), "dtypes": dtypes}
+def write_tensors(tensors: Mapping[str, Tensor | None], folder: str, prefix: str = "") -> dict[str, Any]:
+    """Writes each tensor into a file of ``folder``, and describes all of them for JSON."""
+    return {
+        name: None if tensor is None else worker.write_tensor(tensor, f"{folder}/{prefix}{number}.npy")
+        for number, (name, tensor) in enumerate(tensors.items())
+    }
 
 
-def _read(outcome: Path) -> dict[str, Tensor | None]:
-    described = json.loads(outcome.read_text())
-    if "raised" in described:
-        raise RefusedError(described["raised"])
-    tensors: dict[str, Tensor | None] = dict.fromkeys(described["names"])
-    for name, (number, dtype) in described["dtypes"].items():
-        values = np.load(outcome.parent / f"{number}.npy", allow_pickle=False)
-        tensors[name] = torch.as_tensor(values).to(getattr(torch, dtype))
-    return tensors
+def read_tensors(described: Mapping[str, Any]) -> dict[str, Tensor | None]:
+    """The tensors of a description."""
+    return {name: None if each is None else worker.read_tensor(each) for name, each in described.items()}
 
 
-def _wait(child: int, time_limit_s: float) -> int:
-    deadline = time.monotonic() + time_limit_s
-    pause = 0.0005
-    while True:
-        finished, status = os.waitpid(child, os.WNOHANG)
-        if finished:
-            return status
-        if time.monotonic() > deadline:
-            os.kill(child, signal.SIGKILL)
-            os.waitpid(child, 0)
-            raise TimedOutError(f"the process did not finish within {time_limit_s:g} s")
-        time.sleep(pause)
-        pause = min(2 * pause, 0.02)
+def raise_failure(outcome: Mapping[str, Any]) -> None:
+    """Raises what a child's outcome says of its end, if it did not return."""
+    if "raised" in outcome:
+        raise RefusedError(outcome["raised"])
+    if "died" in outcome:
+        raise CrashedError(f"the process died of {outcome['died']}")
+    if "left" in outcome:
+        raise CrashedError(f"the process left with status {outcome['left']}")
+    if "late" in outcome:
+        raise TimedOutError(f"the process did not finish within {outcome['late']:g} s")
+    if "memory" in outcome:
+        raise OutOfMemoryError(f"the process wanted more than {outcome['memory'] / GIBIBYTE:g} GiB of memory")

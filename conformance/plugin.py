@@ -19,6 +19,7 @@ from cases.operator import parse_case
 from cases.sweep import devices, sweep
 from conformance import ledger as ledgers
 from conformance.bench import Bench
+from conformance.isolation import GIBIBYTE, Limits
 from conformance.providers import registry
 from reports.record import Record, Status
 from reports.store import RunFolder
@@ -36,6 +37,7 @@ ANSWERED = [
         Status.KNOWN,
         Status.DEFECT,
         Status.CRASHED,
+        Status.OUT_OF_MEMORY,
     )
 ]
 
@@ -54,7 +56,12 @@ class Run:
         self.started = _now()
         self.worker_input: dict[str, Any] | None = getattr(config, "workerinput", None)
         self.ledger = ledgers.read([ledgers.LEDGER, *map(Path, config.getoption("--ledger"))])
-        self.providers = [registry.load(provider) for provider in self._wanted_providers()]
+        self.limits = _limits(config)
+        isolated = self._names("--isolate")
+        self.providers = [
+            registry.load(provider, isolated=provider.name in isolated)
+            for provider in self._wanted_providers()
+        ]
         self.versions = {loaded.name: loaded.version for loaded in self.providers if not loaded.unavailable}
         self._require()
         self._only_collects = bool(config.getoption("collectonly"))
@@ -66,7 +73,7 @@ class Run:
             self.folder = RunFolder(
                 self.worker_input["gradparity_folder"], worker=self.worker_input["workerid"]
             )
-        self.bench = Bench(self.providers, self.ledger, self.folder.append)
+        self.bench = Bench(self.providers, self.ledger, self.folder.append, self.limits)
         self._summary: list[str] = []
 
     def _new_folder(self) -> RunFolder:
@@ -80,10 +87,14 @@ class Run:
 
     def _wanted_providers(self) -> list[Any]:
         without = self._names("--without")
-        providers = [*registry.built_in(), *map(registry.from_spec, self.config.getoption("--provider"))]
+        named = self.config.getoption("--provider")
+        providers = [*registry.built_in(), *(registry.from_spec(spec, self.limits) for spec in named)]
         names = [provider.name for provider in providers]
-        if unknown := set(without) - set(names):
-            raise ValueError(f"--without: no provider {sorted(unknown)[0]!r}, there are {', '.join(names)}")
+        for option in ("--without", "--isolate"):
+            if unknown := set(self._names(option)) - set(names):
+                raise ValueError(
+                    f"{option}: no provider {sorted(unknown)[0]!r}, there are {', '.join(names)}"
+                )
         if repeated := {name for name in names if names.count(name) > 1}:
             raise ValueError(f"--provider: the name {sorted(repeated)[0]!r} is taken")
         return [provider for provider in providers if provider.name not in without]
@@ -241,6 +252,14 @@ class Run:
             terminalreporter.section("gradparity")
             for line in self._summary:
                 terminalreporter.write_line(line)
+
+
+def _limits(config: pytest.Config) -> Limits:
+    seconds, gibibytes = config.getoption("--time-limit"), config.getoption("--memory-limit")
+    for option, value in (("--time-limit", seconds), ("--memory-limit", gibibytes)):
+        if not value > 0:
+            raise ValueError(f"{option}: got {value:g}, expected a number above 0")
+    return Limits(seconds, int(gibibytes * GIBIBYTE))
 
 
 def is_asked_for(config: pytest.Config) -> bool:

@@ -18,6 +18,7 @@ _STYLES = {
     "known": "blue",
     "known crash": "magenta",
     "known timeout": "magenta",
+    "known memory limit": "magenta",
     "convention": "cyan",
     "match": "green",
 }

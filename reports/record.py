@@ -21,6 +21,7 @@ class Status(str, enum.Enum):
     UNAVAILABLE = "unavailable"
     CRASHED = "crashed"
     TIMED_OUT = "timed out"
+    OUT_OF_MEMORY = "out of memory"
     VACUOUS = "vacuous"
 
     def __str__(self) -> str:

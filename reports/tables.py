@@ -19,6 +19,7 @@ NEW = {
     Status.DEFECT: "defect",
     Status.CRASHED: "new crash",
     Status.TIMED_OUT: "new timeout",
+    Status.OUT_OF_MEMORY: "new memory limit",
     Status.CONVENTION: "new convention",
 }
 # The same with a ledger entry. A defect in the ledger has a status of its own.
@@ -26,6 +27,7 @@ EXPLAINED = {
     Status.KNOWN: "known",
     Status.CRASHED: "known crash",
     Status.TIMED_OUT: "known timeout",
+    Status.OUT_OF_MEMORY: "known memory limit",
     Status.CONVENTION: "convention",
 }
 ALARMS = tuple(NEW.values())
@@ -44,11 +46,13 @@ _SAID = {
     "defect": ("new defect", "new defects"),
     "new crash": ("new crash", "new crashes"),
     "new timeout": ("new timeout", "new timeouts"),
+    "new memory limit": ("new memory limit", "new memory limits"),
     "new convention": ("new case of another convention", "new cases of another convention"),
     "known": ("known divergence", "known divergences"),
     "convention": ("under another convention", "under another convention"),
     "known crash": ("known crash", "known crashes"),
     "known timeout": ("known timeout", "known timeouts"),
+    "known memory limit": ("known memory limit", "known memory limits"),
 }
 
 # Boundary classes from the inside of an image to the outside, boxes of odd shapes, then those that mix.
@@ -366,7 +370,8 @@ def verdict(table: pd.DataFrame, description: Mapping[str, Any]) -> Verdict:
     if not compared.empty and not outcome.isin(ALARMS).any():
         parts.insert(0, "no new defect")
     counts = {
-        name: int((outcome == name).sum()) for name in ("known", "convention", "known crash", "known timeout")
+        name: int((outcome == name).sum())
+        for name in ("known", "convention", "known crash", "known timeout", "known memory limit")
     }
     if known := [f"{count:,} {_SAID[name][count > 1]}" for name, count in counts.items() if count]:
         parts.append(", ".join(known))

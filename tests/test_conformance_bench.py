@@ -14,10 +14,9 @@ from torch import Tensor
 
 from cases.operator import Arithmetic, all_operators, parse_case
 from cases.operators.deform_conv2d import DeformConv2dCase
-from conformance import bench as bench_module
 from conformance.bench import Bench
 from conformance.expectation import Expectation
-from conformance.isolation import run_isolated
+from conformance.isolation import DEFAULT_LIMITS, GIBIBYTE, Limits
 from conformance.ledger import KINDS, Entry, Ledger
 from conformance.providers.registry import Loaded
 from conformance.subject import Subject
@@ -75,11 +74,14 @@ def ask(
     question: str = "output",
     ledger: tuple[Entry, ...] = (),
     promises_everything: bool = False,
+    limits: Limits = DEFAULT_LIMITS,
+    isolated: bool = False,
 ) -> tuple[dict[str, Record], list[str]]:
     """The records by quantity, and what the ledger does not know."""
     records: list[Record] = []
     provider = Fake(operator, promises_everything=promises_everything)
-    desk = Bench([Loaded(provider, version="1.0")], Ledger(ledger), records.append)
+    loaded = Loaded(provider, version="1.0", isolated=isolated)
+    desk = Bench([loaded], Ledger(ledger), records.append, limits)
     compute, expect = {
         "output": (Subject.output, Expectation.output),
         "gradients": (Subject.gradients, Expectation.gradients),
@@ -262,7 +264,7 @@ def hang(**_: Any) -> Tensor:
     raise AssertionError
 
 
-def test_a_hostile_case_may_kill_its_process(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_hostile_case_may_kill_its_process() -> None:
     records, unknown = ask(crash, NON_FINITE)
     assert records["output"].status is Status.CRASHED
     assert records["output"].message == "the process died of SIGSEGV"
@@ -270,10 +272,26 @@ def test_a_hostile_case_may_kill_its_process(monkeypatch: pytest.MonkeyPatch) ->
     records, unknown = ask(crash, NON_FINITE, ledger=(entry(kind="crash"),))
     assert (records["output"].status, records["output"].ledger, unknown) == (Status.CRASHED, "known", [])
 
-    monkeypatch.setattr(bench_module, "run_isolated", lambda compute: run_isolated(compute, time_limit_s=0.2))
-    records, unknown = ask(hang, NON_FINITE)
+    records, unknown = ask(hang, NON_FINITE, limits=Limits(time_s=0.2))
     assert records["output"].status is Status.TIMED_OUT
     assert len(unknown) == 1
+
+
+def hoard(**_: Any) -> Tensor:
+    return torch.ones(GIBIBYTE)
+
+
+def test_an_isolated_provider_may_die_on_any_case() -> None:
+    for operator, status in (
+        (crash, Status.CRASHED),
+        (hang, Status.TIMED_OUT),
+        (hoard, Status.OUT_OF_MEMORY),
+    ):
+        records, unknown = ask(operator, isolated=True, limits=Limits(time_s=2, memory=GIBIBYTE // 4))
+        assert records["output"].status is status
+        assert len(unknown) == 1
+    records, unknown = ask(oracle(SMOOTH), isolated=True)
+    assert (records["output"].status, unknown) == (Status.MATCH, [])
 
 
 def test_a_hostile_case_is_otherwise_like_every_other() -> None:

@@ -14,7 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from conformance.isolation import CrashedError, RefusedError, TimedOutError, run_isolated
+from conformance.isolation import (
+    GIBIBYTE,
+    CrashedError,
+    Limits,
+    OutOfMemoryError,
+    RefusedError,
+    TimedOutError,
+    run_isolated,
+)
 
 Tensors = dict[str, Tensor | None]
 
@@ -119,8 +127,8 @@ def test_an_exception_is_a_refusal_with_its_type_and_text() -> None:
         run_isolated(refuse)
 
 
-def test_what_can_not_be_sent_is_a_crash() -> None:
-    with pytest.raises(CrashedError, match="the process left with status 1"):
+def test_what_can_not_be_sent_is_a_refusal() -> None:
+    with pytest.raises(RefusedError, match="AttributeError: 'int' object has no attribute"):
         run_isolated(lambda: {"output": 3})  # type: ignore[dict-item]
 
 
@@ -128,14 +136,13 @@ def test_what_can_not_be_sent_is_a_crash() -> None:
 def test_a_hang_ends_at_the_limit(stubborn: bool) -> None:
     def hang() -> Tensors:
         if stubborn:
-            for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         time.sleep(60)
         return {}
 
     started = time.monotonic()
     with pytest.raises(TimedOutError, match=r"^the process did not finish within 0\.3 s$"):
-        run_isolated(hang, time_limit_s=0.3)
+        run_isolated(hang, Limits(time_s=0.3))
     assert 0.3 <= time.monotonic() - started < 5
     assert no_child_is_left()
 
@@ -144,11 +151,39 @@ def test_operators_with_threads_run_in_the_child() -> None:
     image = torch.rand(4, 8, 64, 64)
     weight = torch.rand(8, 8, 3, 3)
     torch.nn.functional.conv2d(image, weight)
-    got = run_isolated(lambda: {"output": torch.nn.functional.conv2d(image, weight)}, time_limit_s=30)[
+    got = run_isolated(lambda: {"output": torch.nn.functional.conv2d(image, weight)}, Limits(time_s=30))[
         "output"
     ]
     assert got is not None
     assert torch.allclose(got, torch.nn.functional.conv2d(image, weight), rtol=1e-4)
+
+
+def test_the_child_uses_as_many_threads_as_its_parent() -> None:
+    work = torch.rand(2**20)  # enough for two threads, which the parent starts here
+    torch.set_num_threads(2)
+    work.exp()
+
+    def threads() -> Tensors:
+        work.exp()
+        return {"threads": torch.tensor(len(os.listdir("/proc/self/task")))}
+
+    threads_there = run_isolated(threads, Limits(time_s=10))["threads"]
+    assert threads_there is not None
+    assert threads_there >= 3  # its first, the one that computes, and OpenMP's second
+
+
+def test_wanting_too_much_memory_is_told_apart() -> None:
+    def allocate(gibibytes: float) -> Tensors:
+        return {"output": torch.ones(int(gibibytes * GIBIBYTE / 4))[:1]}
+
+    limits = Limits(memory=GIBIBYTE // 2)
+    assert run_isolated(lambda: allocate(0.1), limits)["output"] == 1
+    with pytest.raises(OutOfMemoryError, match=r"^the process wanted more than 0\.5 GiB of memory$"):
+        run_isolated(lambda: allocate(1), limits)
+    with pytest.raises(OutOfMemoryError):
+        run_isolated(lambda: {"output": torch.frombuffer(bytearray(GIBIBYTE), dtype=torch.uint8)}, limits)
+    assert run_isolated(lambda: allocate(1), Limits(memory=None))["output"] == 1
+    assert no_child_is_left()
 
 
 def test_nothing_is_left_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

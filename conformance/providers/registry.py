@@ -1,4 +1,4 @@
-"""Finding providers: those of this folder, and any class of the user's by ``module:attribute``."""
+"""Finding providers: those of this folder, any class of the user's, and those of other environments."""
 
 from __future__ import annotations
 
@@ -7,6 +7,8 @@ import pkgutil
 from dataclasses import dataclass
 from typing import cast
 
+from conformance.isolation import DEFAULT_LIMITS, Limits
+from conformance.providers import remote
 from conformance.providers.protocol import Provider, UnavailableError
 
 # The order in which reports name them.
@@ -20,11 +22,18 @@ class Loaded:
     provider: Provider
     version: str = ""
     unavailable: str = ""
+    # Whether every question is put to it in a process of its own.
+    isolated: bool = False
 
     @property
     def name(self) -> str:
         """The provider's name."""
         return self.provider.name
+
+    @property
+    def implementation(self) -> str:
+        """What the ledger knows it as: several providers may be versions of one implementation."""
+        return str(getattr(self.provider, "implementation", self.name))
 
 
 def built_in() -> list[Provider]:
@@ -45,14 +54,18 @@ def built_in() -> list[Provider]:
     )
 
 
-def from_spec(spec: str) -> Provider:
-    """The provider ``module:attribute``, an instance or a class without arguments.
+def from_spec(spec: str, limits: Limits = DEFAULT_LIMITS) -> Provider:
+    """The provider ``module:attribute``, an instance or a class without arguments, or one of another environment.
 
     Raises ValueError when it can't be imported or lacks a name or `load`.
     """
+    if "=" in spec:
+        return remote.from_option(spec, limits)
     module_name, separator, attribute = spec.partition(":")
     if not separator:
-        raise ValueError(f"--provider: got {spec!r}, expected MODULE:ATTRIBUTE")
+        raise ValueError(
+            f"--provider: got {spec!r}, expected MODULE:ATTRIBUTE or NAME=python:EXECUTABLE[,kind=KIND]"
+        )
     try:
         found = getattr(importlib.import_module(module_name), attribute)
     except (ImportError, AttributeError) as error:
@@ -66,11 +79,11 @@ def from_spec(spec: str) -> Provider:
     return cast(Provider, provider)
 
 
-def load(provider: Provider) -> Loaded:
+def load(provider: Provider, *, isolated: bool = False) -> Loaded:
     """Makes a provider ready; one that can't be used here comes back with the reason."""
     try:
-        return Loaded(provider, version=str(provider.load()))
-    except UnavailableError as error:
+        return Loaded(provider, version=str(provider.load()), isolated=isolated)
+    except (UnavailableError, ImportError) as error:
         return Loaded(provider, unavailable=str(error))
     except Exception as error:
         return Loaded(provider, unavailable=f"its load() raised {type(error).__name__}: {error}")

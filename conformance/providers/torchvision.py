@@ -1,15 +1,14 @@
-"""The provider `torchvision`: the installed torchvision, with packs composed the way its users do."""
+"""The provider `torchvision`: the installed torchvision, with packs composed the way its users do.
 
-from __future__ import annotations
+Workers load this file too: it runs on Python 3.6 with any torchvision, and imports nothing of this project.
+"""
 
 import functools
 import importlib
-from typing import Any
+from typing import Any, Optional, Tuple, Type
 
 import torch
 from torch import Tensor, nn
-
-from conformance.providers.protocol import UnavailableError
 
 
 class Torchvision:
@@ -21,13 +20,13 @@ class Torchvision:
     def load(self) -> str:
         """Imports torchvision and returns its version.
 
-        Raises UnavailableError when it is not there, or when its operators don't fit the torch installed.
+        Raises ImportError when it is not there, or when its operators don't fit the torch installed.
         """
         version: str = _import().__version__
         return version
 
     def deform_conv2d(
-        self, input: Tensor, offset: Tensor, weight: Tensor, bias: Tensor | None, **arguments: Any
+        self, input: Tensor, offset: Tensor, weight: Tensor, bias: Optional[Tensor], **arguments: Any
     ) -> Tensor:
         """`torchvision.ops.deform_conv2d`, which deduces both kinds of groups from the shapes."""
         output: Tensor = _ops().deform_conv2d(input, offset, weight, bias, **arguments)
@@ -86,35 +85,35 @@ def _import() -> Any:
         torchvision = importlib.import_module("torchvision")
     except ImportError as error:
         if error.name == "torchvision":
-            raise UnavailableError("torchvision is not installed in this environment") from error
-        raise UnavailableError(f"the installed torchvision does not import: {error}") from error
+            raise ImportError("torchvision is not installed in this environment") from error
+        raise ImportError(f"the installed torchvision does not import: {error}") from error
     except (RuntimeError, OSError) as error:  # "operator torchvision::nms does not exist"
-        raise UnavailableError(
+        raise ImportError(
             f"the installed torchvision does not fit the installed torch {torch.__version__}: {error}"
         ) from error
     if not hasattr(torch.ops.torchvision, "deform_conv2d"):
-        raise UnavailableError(
+        raise ImportError(
             f"the installed torchvision {torchvision.__version__} has no compiled operators that fit the"
             f" installed torch {torch.__version__}"
         )
     return torchvision
 
 
-@functools.cache
-def _pack(*, modulated: bool) -> type[nn.Module]:
+@functools.lru_cache(maxsize=None)
+def _pack(*, modulated: bool) -> Type[nn.Module]:
     """The pack's class, defined late because its base is torchvision's."""
-    base: type[nn.Module] = _ops().DeformConv2d
+    base: Type[nn.Module] = _ops().DeformConv2d
 
     class Pack(base):  # type: ignore[misc, valid-type]
         def __init__(
             self,
             in_channels: int,
             out_channels: int,
-            kernel_size: tuple[int, int],
+            kernel_size: Tuple[int, int],
             *,
-            stride: tuple[int, int],
-            padding: tuple[int, int],
-            dilation: tuple[int, int],
+            stride: Tuple[int, int],
+            padding: Tuple[int, int],
+            dilation: Tuple[int, int],
             groups: int,
             bias: bool,
             offset_groups: int,
