@@ -53,6 +53,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     group.addoption(
         "--ledger", action="append", default=[], metavar="FILE", help="known divergences beside the project's"
     )
+    group.addoption(
+        "--shard",
+        default="",
+        metavar="K/N",
+        help="the K-th of N parts of the cases; `reports merge` joins them",
+    )
+    group.addoption(
+        "--resume", metavar="RUN", help="go on with this broken run: its id, its folder, or latest"
+    )
     group.addoption("--runs", metavar="FOLDER", help="where the run's folder goes (default: reports/runs)")
 
 

@@ -42,8 +42,11 @@ _KINDS = {
     Status.DEFECT: ("defect", "crash"),
     Status.CRASHED: ("crash",),
     Status.TIMED_OUT: ("crash",),
-    Status.OUT_OF_MEMORY: ("crash",),
+    Status.OUT_OF_MEMORY: ("defect", "crash"),
 }
+
+# How the message of what a provider is not asked begins.
+NOT_PROMISED = "not promised: "
 
 _FOLDERS = re.compile(r"(?<![\w.])(?:/[\w.+-]+)+/(?=[\w.+-]+)")
 
@@ -210,7 +213,7 @@ def _ask(
     asked = f"{expectation.case.operator}/{what}"
     for pattern, reason in getattr(loaded.provider, "not_promised", {}).items():
         if fnmatchcase(asked, pattern):
-            return _Answer({}, 0.0, Status.UNSUPPORTED, f"not promised: {reason}")
+            return _Answer({}, 0.0, Status.UNSUPPORTED, f"{NOT_PROMISED}{reason}")
     try:
         subject = Subject(loaded.provider, expectation)
         # The parent's oracle must not run in the child: what a cached property computes there is lost.

@@ -85,30 +85,31 @@ class Ledger:
             None,
         )
 
-    def cases(self, versions: dict[str, str]) -> list[Case]:
-        """The smallest cases of the entries that concern the given providers and versions."""
+    def cases(self, implementations: Iterable[tuple[str, str]]) -> list[Case]:
+        """The smallest cases of the entries that concern one of the given (implementation, version) pairs."""
+        pairs = list(implementations)
         return [
-            parse_case(entry.case)
-            for entry in self.entries
-            if entry.provider in versions and entry.concerns(entry.provider, versions[entry.provider])
+            parse_case(entry.case) for entry in self.entries if any(entry.concerns(*pair) for pair in pairs)
         ]
 
     def stale(
-        self, versions: dict[str, str], asked: set[tuple[str, str]], hit: set[tuple[str, str]]
-    ) -> list[Entry]:
-        """The entries whose own case was asked of their provider, and does not diverge.
+        self, asked: Iterable[tuple[str, str, str, str]], hit: Collection[tuple[str, str, str]]
+    ) -> list[tuple[Entry, str]]:
+        """The entries whose own case was asked of an implementation that they concern, and does not diverge.
 
-        ``versions`` are the available providers', ``asked`` the (provider, case id) pairs that were compared, ``hit``
-        the (entry id, case id) pairs on which a divergence was booked.
+        ``asked`` are the (implementation, version, case id, quantity) that were compared, ``hit`` the (entry id,
+        version, case id) on which a divergence was booked. With each entry comes the version.
         """
-        return [
-            entry
+        pairs = (
+            (entry, version)
             for entry in self.entries
-            if entry.provider in versions
-            and entry.concerns(entry.provider, versions[entry.provider])
-            and (entry.provider, entry.case) in asked
-            and (entry.id, entry.case) not in hit
-        ]
+            for implementation, version, case, quantity in sorted(asked)
+            if case == entry.case
+            and fnmatchcase(quantity, entry.quantity)
+            and entry.concerns(implementation, version)
+            and (entry.id, version, case) not in hit
+        )
+        return list(dict.fromkeys(pairs))
 
 
 def read(paths: Sequence[Path] = (LEDGER,)) -> Ledger:

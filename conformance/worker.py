@@ -194,9 +194,8 @@ class ByAutograd:
 
     def __init__(self, provider: Any) -> None:
         self._provider = provider
-        self.operators = [
-            name for name in dir(provider) if callable(getattr(provider, name)) and name[0] != "_"
-        ]
+        public = (name for name in dir(provider) if name[0] != "_" and name != "load")
+        self.operators = [name for name in public if callable(getattr(provider, name))]
 
     def output(self, operator: str, tensors: Json, arguments: Json) -> Any:
         """The operator's result."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import hashlib
+import json
 import os
 import shlex
 import shutil
@@ -18,6 +19,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from pathlib import Path
 
 import filelock
@@ -42,6 +44,37 @@ class BuildError(RuntimeError):
     """A library can't be built here; the message says why in one sentence, then quotes the compiler."""
 
 
+@dataclass(frozen=True)
+class Torch:
+    """An installation of torch to build against: its folder, the ABI of its strings, and what tells it from others."""
+
+    root: Path
+    cxx11_abi: bool
+    identity: str
+
+    @classmethod
+    def of(cls, python: str) -> Torch:
+        """The torch of another Python. Raises BuildError when it has none."""
+        answer = subprocess.run([python, "-c", _DESCRIBE_TORCH], capture_output=True, text=True, check=False)
+        if answer.returncode != 0:
+            raise BuildError(f"{python} has no torch: {answer.stderr.strip().splitlines()[-1]}")
+        root, *rest = json.loads(answer.stdout)
+        return cls(Path(root), *rest)
+
+
+_DESCRIBE_TORCH = """
+import json, os, torch
+identity = "\\n".join(map(str, (torch.__version__, torch.version.git_version, torch.__config__.show())))
+print(json.dumps([os.path.dirname(torch.__file__), bool(torch._C._GLIBCXX_USE_CXX11_ABI), identity]))
+"""
+
+
+@functools.cache
+def _own_torch() -> Torch:
+    identity = "\n".join((torch.__version__, str(torch.version.git_version), torch.__config__.show()))
+    return Torch(Path(torch.__file__).parent, torch.compiled_with_cxx11_abi(), identity)
+
+
 def cache_dir() -> Path:
     """The folder that holds the built libraries: $GRADPARITY_CACHE, else the user's cache folder."""
     chosen = os.environ.get(CACHE_VARIABLE)
@@ -55,8 +88,9 @@ def build_library(
     include_dirs: Sequence[Path] = (),
     depends: Sequence[Path] = (),
     flags: Sequence[str] = (),
+    against: Torch | None = None,
 ) -> Path:
-    """Builds a shared library against the installed torch, or finds it in the cache.
+    """Builds a shared library against the installed torch or another one, or finds it in the cache.
 
     Args:
         name: stem of the library's file name, also used in messages.
@@ -64,6 +98,7 @@ def build_library(
         include_dirs: folders for the compiler's ``-I``.
         depends: further files whose contents the result depends on (the headers below `include_dirs`).
         flags: appended to the compiler's and the linker's command lines.
+        against: None is the torch of this process.
 
     Returns:
         The library's path. It is new exactly when a source, a depended file, a flag, the compiler or torch
@@ -72,16 +107,17 @@ def build_library(
     Raises:
         BuildError: no compiler, a file that is missing, an unwritable cache folder, a compile error.
     """
-    compiler = _compiler()
-    options = [*_default_flags(), *flags]
-    target = cache_dir() / f"{name}-{_key(compiler, options, sources, depends)}{_suffix()}"
+    compiler, against = _compiler(), against or _own_torch()
+    options = [*_default_flags(against), *flags]
+    key = _key(compiler, options, against, sources, depends)
+    target = cache_dir() / f"{name}-{key}{_suffix()}"
     if target.exists():
         return target
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
         with _locked(target.with_suffix(".lock"), name):
             if not target.exists():  # another process may have built it while this one waited
-                _build(name, compiler, options, sources, include_dirs, target)
+                _build(name, compiler, options, against, sources, include_dirs, target)
     except OSError as error:
         raise BuildError(f"can't write {name} to the cache folder {target.parent}: {error}") from error
     return target
@@ -134,8 +170,8 @@ def _compiler_version(compiler: tuple[str, ...]) -> str:
     return answer.stdout
 
 
-def _default_flags() -> list[str]:
-    abi = int(torch.compiled_with_cxx11_abi())
+def _default_flags(against: Torch) -> list[str]:
+    abi = int(against.cxx11_abi)
     flags = ["-O3", "-fPIC", "-std=c++20", "-ffp-contract=off", f"-D_GLIBCXX_USE_CXX11_ABI={abi}"]
     if sanitizers := os.environ.get(SANITIZE_VARIABLE):
         # Functions that the loader chooses run before a sanitizer is ready, so there is one clone of each.
@@ -155,7 +191,11 @@ def _suffix() -> str:
 
 
 def _key(
-    compiler: tuple[str, ...], options: Sequence[str], sources: Sequence[Path], depends: Sequence[Path]
+    compiler: tuple[str, ...],
+    options: Sequence[str],
+    against: Torch,
+    sources: Sequence[Path],
+    depends: Sequence[Path],
 ) -> str:
     digest = hashlib.sha256()
 
@@ -165,7 +205,7 @@ def _key(
             digest.update(len(content).to_bytes(8, "little") + content)
 
     add(*compiler, _compiler_version(compiler), *options)
-    add(torch.__version__, torch.version.git_version, torch.__config__.show())
+    add(against.identity)
     for path in (*sources, *sorted(depends)):
         try:
             add(path.name, path.read_bytes())
@@ -193,6 +233,7 @@ def _build(
     name: str,
     compiler: tuple[str, ...],
     options: Sequence[str],
+    against: Torch,
     sources: Sequence[Path],
     include_dirs: Sequence[Path],
     target: Path,
@@ -206,8 +247,7 @@ def _build(
     shutil.rmtree(work, ignore_errors=True)  # left by a process that was killed
     work.mkdir()
     try:
-        torch_root = Path(torch.__file__).parent
-        torch_includes = (torch_root / "include", torch_root / "include/torch/csrc/api/include")
+        torch_includes = (against.root / "include", against.root / "include/torch/csrc/api/include")
         includes = [f"-I{path}" for path in include_dirs]
         includes += [part for path in torch_includes for part in ("-isystem", str(path))]
         objects = [work / f"{number}.o" for number in range(len(sources))]
@@ -218,7 +258,7 @@ def _build(
         with ThreadPoolExecutor(max(jobs, 1)) as pool:
             tuple(pool.map(functools.partial(_run, name), commands))
         library = work / target.name
-        link = ["-shared", *map(str, objects), f"-L{torch_root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
+        link = ["-shared", *map(str, objects), f"-L{against.root / 'lib'}", "-lc10", "-ltorch_cpu", "-ltorch"]
         # Options come last, because a library among them must stand behind the objects that need it.
         _run(name, [*compiler, *link, *options, "-o", str(library)])
         os.replace(library, target)

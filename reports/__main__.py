@@ -1,4 +1,4 @@
-"""`python -m reports render [RUN]` writes a run's report again, `show [RUN]` prints its summary."""
+"""`python -m reports`: `render` a run's report again, `show` its summary, `merge` the shards of one."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from reports import formats, render, store, tables
+from reports.merge import merge
 
 _STYLES = {
     **dict.fromkeys(tables.ALARMS, "red"),
@@ -38,7 +39,7 @@ def _folder(run: str, root: Path) -> Path:
     try:
         folder = store.find_run(run, root)
         if not (folder / store.TABLE).is_file():
-            store.RunFolder(folder).merge()
+            store.RunFolder(folder).tabulate()
     except (OSError, ValueError) as error:
         raise click.ClickException(str(error)) from error
     return folder
@@ -93,6 +94,25 @@ def show(run: str, root: Path) -> None:
     report = folder / render.HTML
     if report.is_file():
         console.print(Text(f"report: {report}"), soft_wrap=True)
+
+
+@main.command("merge")
+@click.argument("runs", nargs=-1, required=True)
+@_root
+def merge_command(runs: tuple[str, ...], root: Path) -> None:
+    """Join RUNS, the shards of one run, in a new run, and write its report.
+
+    Leaves with status 1 when something in it is new, or the runs are not all shards of one.
+    """
+    try:
+        folder = merge([store.find_run(run, root) for run in runs], root)
+        page = render.write_report(folder)
+        verdict = tables.verdict(store.read_table(folder), store.read_description(folder))
+    except (OSError, ValueError) as error:
+        raise click.ClickException(str(error)) from error
+    click.echo(verdict.sentence)
+    click.echo(page)
+    raise SystemExit(not verdict.clean)
 
 
 def _counts(counts: dict[str, int], separator: str = ", ") -> Text:

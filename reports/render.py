@@ -353,7 +353,7 @@ def write_report(folder: Path | str) -> Path:
     """Writes report.md and index.html into the run's folder and returns the path of index.html.
 
     Reads records.parquet and run.json only. Raises FileNotFoundError when the table is not there
-    (`RunFolder.merge` writes it), ValueError when it is not a table of records.
+    (`RunFolder.tabulate` writes it), ValueError when it is not a table of records.
     """
     folder = Path(folder)
     table, description = store.read_table(folder), store.read_description(folder)

@@ -1,26 +1,27 @@
 """The folder of a run: records as they are made, the table they become, and the run's description.
 
-    reports/runs/<run>/records/<worker>.jsonl   one line per Record, never rewritten, never removed
-    reports/runs/<run>/records.parquet          all of them, sorted, as a flat table (`merge`)
-    reports/runs/<run>/run.json                 the description (`describe`, `merge`)
-    reports/runs/latest                         points to the newest run
+    reports/runs/<run>/records.jsonl     one line per item of the run with its Records, never rewritten, never removed
+    reports/runs/<run>/records.parquet   all records, sorted, as a flat table (`tabulate`)
+    reports/runs/<run>/run.json          the description (`describe`, `tabulate`)
+    reports/runs/latest                  points to the newest run
 
-pandas and pyarrow are imported by the functions that need them, so that a test worker which only
-appends records does not pay for them.
+An item is what is asked at once: a question about a case, of every provider. pandas and pyarrow are imported by the
+functions that need them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import os
-import re
 import secrets
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 from types import TracebackType
-from typing import IO, TYPE_CHECKING, Any, TypedDict, cast
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from reports.record import Record, Status
 
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
 
 # Relative to the working directory: an installed package must not write beside itself.
 DEFAULT_ROOT = Path("reports/runs")
+RECORDS = "records.jsonl"
 TABLE = "records.parquet"
 DESCRIPTION = "run.json"
 LATEST = "latest"
@@ -77,7 +79,10 @@ class Description(TypedDict, total=False):
     ``started`` and ``finished`` are ISO 8601 times, ``not_compared`` sentences ("no CUDA device: ..."),
     ``ledger`` maps the ids that records carry to their reasons, ``stale_ledger`` has a sentence for each
     entry that no longer holds. ``run`` and ``damaged`` (lines of the jsonl files that could not be read, as
-    "records/gw0.jsonl:17") are filled in by `RunFolder`.
+    "records.jsonl:17") are filled in by `RunFolder`.
+
+    ``shard`` is "K/N" of a run that was given the K-th of N parts of its cases. ``identity`` holds what must be the
+    same in a run that goes on with this one, or in the other shards of it: a digest, or text, of each.
     """
 
     run: str
@@ -92,29 +97,45 @@ class Description(TypedDict, total=False):
     ledger: dict[str, LedgerNote]
     stale_ledger: list[str]
     damaged: list[str]
+    shard: str
+    identity: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Item:
+    """What came of one item: ``finished`` is false when the process that was asked died."""
+
+    name: str
+    records: tuple[Record, ...]
+    finished: bool
+
+    @classmethod
+    def from_json(cls, line: str) -> Item:
+        """The item of a line that `RunFolder.append` wrote. Raises ValueError on anything else."""
+        row = json.loads(line)
+        try:
+            records = tuple(Record.from_json(json.dumps(record)) for record in row["records"])
+            return cls(row["item"], records, row["finished"])
+        except (KeyError, TypeError) as error:
+            raise ValueError(f"not an item: {error}: {line[:200]}") from error
 
 
 class RunFolder:
-    """The folder of one run, as one worker writes to it.
+    """The folder of one run; one process at a time appends to it.
 
-    ``worker`` names the file that this process appends to ("main", "gw0", ...); two processes must
-    never share a name. Raises ValueError when it is not a plain name, FileNotFoundError when ``path`` is
-    not a folder (`create` makes one).
+    Raises FileNotFoundError when ``path`` is not a folder (`create` makes one).
     """
 
-    def __init__(self, path: Path | str, worker: str = "main") -> None:
-        if not re.fullmatch(r"[A-Za-z0-9_-]+", worker):
-            raise ValueError(f"worker must be a name of letters, digits, '_' and '-', got {worker!r}")
+    def __init__(self, path: Path | str) -> None:
         self.path = Path(path).resolve()
         if not self.path.is_dir():
             raise FileNotFoundError(
                 f"path must be the folder of a run, got {str(path)!r}, which is no folder"
             )
-        self.worker = worker
-        self._stream: IO[bytes] | None = None
+        self._stream: int | None = None
 
     @classmethod
-    def create(cls, root: Path | str = DEFAULT_ROOT, worker: str = "main") -> RunFolder:
+    def create(cls, root: Path | str = DEFAULT_ROOT) -> RunFolder:
         """A new run folder in ``root``, named by the time (UTC) and four random hex digits, made `latest`."""
         root = Path(root)
         while True:
@@ -123,40 +144,49 @@ class RunFolder:
             with contextlib.suppress(FileExistsError):
                 path.mkdir(parents=True)
                 break
-        (path / "records").mkdir()
+        (path / RECORDS).touch()
         point_latest(path)
-        return cls(path, worker)
+        return cls(path)
 
     @property
     def run(self) -> str:
         """The run's id, which is the folder's name."""
         return self.path.name
 
-    def append(self, record: Record) -> None:
-        """Writes one record and hands it to the operating system at once: a crash loses no record.
+    def append(self, item: str, records: Iterable[Record], *, finished: bool = True) -> None:
+        """Writes the records of an item and hands them to the operating system at once: a crash loses no item.
 
-        Raises TypeError for anything but a Record, and for values that JSON has no form for (numpy
-        scalars, tensors).
+        An item of this name that is there already is superseded; one that is not ``finished`` will be asked again.
+
+        Raises TypeError for anything but Records, and for values that JSON has no form for (numpy scalars, tensors),
+        OSError when the disk is full.
         """
-        if not isinstance(record, Record):
-            raise TypeError(f"record must be a Record, got {type(record).__name__}")
-        line = record.to_json().encode("ascii") + b"\n"
+        rows = []
+        for record in records:
+            if not isinstance(record, Record):
+                raise TypeError(f"records must be Records, got {type(record).__name__}")
+            rows.append(json.loads(record.to_json()))
+        line = json.dumps({"item": item, "finished": finished, "records": rows}, separators=(",", ":"))
+        self._write(line.encode("ascii") + b"\n")
+
+    def _write(self, line: bytes) -> None:
         if self._stream is None:
-            file = self.path / "records" / f"{self.worker}.jsonl"
-            file.parent.mkdir(exist_ok=True)
-            self._stream = file.open("a+b")
-            if self._stream.tell():
-                self._stream.seek(-1, os.SEEK_END)
-                # A worker of this name that died in mid-line must not swallow the next record.
-                if self._stream.read(1) != b"\n":
-                    self._stream.write(b"\n")
-        self._stream.write(line)
-        self._stream.flush()
+            self._stream = os.open(self.path / RECORDS, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o666)
+            size = os.fstat(self._stream).st_size
+            # What a process that died, or a full disk, left in mid-line must not swallow the next item.
+            if size and os.pread(self._stream, 1, size - 1) != b"\n":
+                line = b"\n" + line
+        try:
+            while line:
+                line = line[os.write(self._stream, line) :]
+        except OSError:
+            self.close()
+            raise
 
     def close(self) -> None:
-        """Closes the worker's file; `append` opens it again."""
+        """Closes the file; `append` opens it again."""
         if self._stream is not None:
-            self._stream.close()
+            os.close(self._stream)
             self._stream = None
 
     def __enter__(self) -> RunFolder:
@@ -167,23 +197,31 @@ class RunFolder:
     ) -> None:
         self.close()
 
-    def records(self) -> tuple[list[Record], list[str]]:
-        """All workers' records, sorted by (case, provider, question, quantity), and the unreadable lines.
+    def items(self) -> tuple[dict[str, Item], list[str]]:
+        """The newest line of each item, and the unreadable lines.
 
-        A line that a dying worker left unfinished is not an error: it is named ("records/gw0.jsonl:17") in
-        the second list. Ties are sorted by content, so that the order does not depend on the workers.
+        A line that a dying process left unfinished is not an error: it is named ("records.jsonl:17") in the second
+        list.
         """
-        found: list[Record] = []
+        found: dict[str, Item] = {}
         damaged: list[str] = []
-        for file in sorted((self.path / "records").glob("*.jsonl")):
-            lines = file.read_text(encoding="ascii", errors="replace").split("\n")
-            for number, line in enumerate(lines, start=1):
-                if not line:
-                    continue
+        lines = (self.path / RECORDS).read_text(encoding="ascii", errors="replace").split("\n")
+        for number, line in enumerate(lines, start=1):
+            if line:
                 try:
-                    found.append(Record.from_json(line))
+                    item = Item.from_json(line)
+                    found[item.name] = item
                 except ValueError:
-                    damaged.append(f"records/{file.name}:{number}")
+                    damaged.append(f"{RECORDS}:{number}")
+        return found, damaged
+
+    def records(self) -> tuple[list[Record], list[str]]:
+        """All records, sorted by (case, provider, question, quantity), and the unreadable lines (see `items`).
+
+        Ties are sorted by content, so that the order does not depend on who was first.
+        """
+        items, damaged = self.items()
+        found = [record for item in items.values() for record in item.records]
         found.sort(key=lambda r: (r.case, r.provider, r.question, r.quantity, r.to_json()))
         return found, damaged
 
@@ -195,12 +233,11 @@ class RunFolder:
         text = json.dumps({"run": self.run, **description}, indent=2, ensure_ascii=False)
         _replace(self.path / DESCRIPTION, text.encode("utf-8"))
 
-    def merge(self, description: Mapping[str, Any] | None = None) -> pd.DataFrame:
-        """Reads all jsonl files, writes records.parquet and run.json, and returns the table.
+    def tabulate(self, description: Mapping[str, Any] | None = None) -> pd.DataFrame:
+        """Reads all items, writes records.parquet and run.json, and returns the table.
 
         The table has the columns `COLUMNS`: the fields of a Record, ``run`` in front, ``status`` as its
-        string and ``worst`` as a JSON string. Without ``description`` the one on disk is kept. The jsonl
-        files stay.
+        string and ``worst`` as a JSON string. Without ``description`` the one on disk is kept.
         """
         import pyarrow as pa
         import pyarrow.parquet as pq
@@ -212,9 +249,9 @@ class RunFolder:
             {**vars(record), "run": self.run, "status": str(record.status), "worst": _worst_json(record)}
             for record in records
         ]
-        temporary = self.path / f".{TABLE}-{secrets.token_hex(4)}"
-        pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
-        os.replace(temporary, self.path / TABLE)
+        content = io.BytesIO()
+        pq.write_table(pa.Table.from_pylist(rows, schema=schema), content)
+        _replace(self.path / TABLE, content.getvalue())
         kept: Mapping[str, Any] = read_description(self.path) if description is None else description
         self.describe({**kept, "damaged": damaged})
         return read_table(self.path)
@@ -227,12 +264,16 @@ def _worst_json(record: Record) -> str:
 def _replace(path: Path, content: bytes) -> None:
     """Writes a file so that a reader sees the old or the new content, never half of it."""
     temporary = path.with_name(f".{path.name}-{secrets.token_hex(4)}")
-    temporary.write_bytes(content)
-    os.replace(temporary, path)
+    try:
+        temporary.write_bytes(content)
+        os.replace(temporary, path)
+    except OSError:
+        temporary.unlink(missing_ok=True)
+        raise
 
 
 def read_table(folder: Path | str) -> pd.DataFrame:
-    """The table that `RunFolder.merge` wrote into ``folder``.
+    """The table that `RunFolder.tabulate` wrote into ``folder``.
 
     Raises FileNotFoundError when it is not there, ValueError when a column is missing or a status is unknown.
     """
@@ -240,7 +281,9 @@ def read_table(folder: Path | str) -> pd.DataFrame:
 
     path = Path(folder) / TABLE
     if not path.is_file():
-        raise FileNotFoundError(f"folder must hold {TABLE} (RunFolder.merge writes it), got {str(folder)!r}")
+        raise FileNotFoundError(
+            f"folder must hold {TABLE} (RunFolder.tabulate writes it), got {str(folder)!r}"
+        )
     table = pd.read_parquet(path)
     if missing := [name for name in COLUMNS if name not in table.columns]:
         raise ValueError(f"{path} must have the columns of a Record, but lacks {', '.join(missing)}")
@@ -279,6 +322,6 @@ def find_run(run: str = LATEST, root: Path | str = DEFAULT_ROOT) -> Path:
     if named.is_file():  # `latest` where links are impossible
         named = Path(root) / named.read_text(encoding="utf-8").strip()
     for path in (named, Path(run)):
-        if (path / "records").is_dir() or (path / TABLE).is_file():
+        if (path / RECORDS).exists() or (path / TABLE).is_file():
             return path.resolve()
     raise FileNotFoundError(f"run must be an id in {root}, 'latest' or a run's folder, got {run!r}")

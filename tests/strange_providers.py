@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import ctypes
 import os
+import signal
 import sys
 import time
 from typing import Any
 
 import torch
 from torch import Tensor
+
+import kernels
 
 print("noise at import")
 
@@ -80,3 +83,25 @@ class OneGradient:
         wanted: list[str],
     ) -> dict[str, Any]:
         return {name: 3 * grad_output if name == "input" else None for name in wanted}
+
+
+class Killer:
+    """Kills whom KILL names ("self" or "parent") at its third call, once: the file MARKER says whether it did."""
+
+    name = "killer"
+    promises_everything = False
+    calls = 0
+
+    def load(self) -> str:
+        return "1.0"
+
+    def deform_conv2d(
+        self, input: Tensor, offset: Tensor, weight: Tensor, bias: Tensor | None, **arguments: Any
+    ) -> Tensor:
+        Killer.calls += 1
+        marker = os.environ.get("MARKER", "")
+        if marker and Killer.calls == 3 and not os.path.exists(marker):
+            open(marker, "x").close()
+            os.kill(os.getpid() if os.environ["KILL"] == "self" else os.getppid(), signal.SIGKILL)
+            time.sleep(5)
+        return kernels.deform_conv2d(input, offset, weight, bias, **arguments)

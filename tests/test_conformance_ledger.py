@@ -205,25 +205,33 @@ def test_only_entries_of_a_wanted_kind_are_found(tmp_path: Path) -> None:
 
 def test_an_entry_that_nothing_needed_is_stale_once_its_case_was_asked(tmp_path: Path) -> None:
     ledger = Ledger([entry(tmp_path)])
-    here, asked = {"torchvision": "0.29.1"}, {("torchvision", SOUND["case"])}
+    case, other = SOUND["case"], "deform_conv2d/default"
 
-    def stale(versions: dict[str, str], of: set[tuple[str, str]], hit: set[tuple[str, str]]) -> list[str]:
-        return [each.id for each in ledger.stale(versions, of, hit)]
+    def stale(
+        asked: tuple[str, str, str], *hit: tuple[str, str, str], quantity: str = "grad:offset"
+    ) -> list[tuple[str, str]]:
+        return [(each.id, version) for each, version in ledger.stale({(*asked, quantity)}, set(hit))]
 
-    assert stale(here, asked, set()) == ["some-divergence"]
-    assert stale(here, asked, {("some-divergence", SOUND["case"])}) == []
-    assert stale(here, asked, {("some-divergence", "deform_conv2d/default")}) == ["some-divergence"]
-    assert stale(here, {("torchvision", "deform_conv2d/default")}, set()) == []
-    assert stale(here, {("mmcv", SOUND["case"])}, set()) == []
-    assert stale({"torchvision": "0.30"}, asked, set()) == []
-    assert stale({"mmcv": "2.2.0"}, asked, set()) == []
+    here = ("torchvision", "0.29.1", case)
+    assert stale(here) == [("some-divergence", "0.29.1")]
+    assert stale(here, ("some-divergence", "0.29.1", case)) == []
+    assert stale(here, ("some-divergence", "0.29.1", other)) == [("some-divergence", "0.29.1")]
+    assert stale(here, ("some-divergence", "0.28", case)) == [("some-divergence", "0.29.1")]
+    assert stale(("torchvision", "0.29.1", other)) == []
+    assert stale(("mmcv", "0.29.1", case)) == []
+    assert stale(("torchvision", "0.30", case)) == []
+    assert stale(here, quantity="nothing of it") == []
 
 
 def test_the_smallest_cases_of_present_versions_are_part_of_a_run(tmp_path: Path) -> None:
     ledger = Ledger([entry(tmp_path)])
-    assert [case.id for case in ledger.cases({"torchvision": "0.29.1"})] == [SOUND["case"]]
-    assert ledger.cases({"torchvision": "0.30"}) == []
-    assert ledger.cases({}) == []
+    assert [case.id for case in ledger.cases([("torchvision", "0.29.1")])] == [SOUND["case"]]
+    assert [case.id for case in ledger.cases([("torchvision", "0.30"), ("torchvision", "0.29.1")])] == [
+        SOUND["case"]
+    ]
+    assert ledger.cases([("torchvision", "0.30")]) == []
+    assert ledger.cases([("torchvision", "")]) == []
+    assert ledger.cases([]) == []
 
 
 def test_the_project_s_own_ledger_is_sound() -> None:

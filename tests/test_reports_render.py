@@ -21,9 +21,8 @@ HOSTILE = "<script>alert(1)</script> & \"quoted\" 'single' | pipe `tick` *star*\
 
 def reports_of(root: Path, records: list[Record], said: dict[str, Any]) -> tuple[str, str]:
     with RunFolder.create(root) as folder:
-        for each in records:
-            folder.append(each)
-    folder.merge(said)
+        folder.append("all", records)
+    folder.tabulate(said)
     render.write_report(folder.path)
     return (folder.path / "report.md").read_text("utf-8"), (folder.path / "index.html").read_text("utf-8")
 
@@ -314,8 +313,7 @@ def test_the_command_quotes_the_case() -> None:
 
 def test_render_and_show_from_the_command_line(tmp_path: Path) -> None:
     with RunFolder.create(tmp_path) as folder:
-        folder.append(record())
-        folder.append(record(provider="mmcv", version="2.2.0", status=Status.DEFECT))
+        folder.append("item", [record(), record(provider="mmcv", version="2.2.0", status=Status.DEFECT)])
     # The run was interrupted: nobody merged its records.
     shown = CliRunner().invoke(main, ["show", "--root", str(tmp_path)])
     assert shown.exit_code == 0, shown.output

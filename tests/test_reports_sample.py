@@ -194,7 +194,6 @@ def test_the_sample_is_like_a_run() -> None:
 
 if __name__ == "__main__":
     with RunFolder.create(sys.argv[1]) as folder:
-        for each in sample():
-            folder.append(each)
-        folder.merge(description())
+        folder.append("all", sample())
+        folder.tabulate(description())
     print(render.write_report(folder.path))

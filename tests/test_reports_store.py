@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import resource
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,8 @@ RECORDS = [
 
 def write(folder: RunFolder, *records: Record) -> None:
     with folder:
-        for each in records:
-            folder.append(each)
+        for number, each in enumerate(records):
+            folder.append(f"{each.case}-{number}", [each])
 
 
 def same(left: list[Record], right: list[Record]) -> bool:
@@ -54,7 +55,7 @@ def same(left: list[Record], right: list[Record]) -> bool:
 def test_the_table_holds_what_was_recorded(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     write(folder, *RECORDS)
-    merged = folder.merge(description())
+    merged = folder.tabulate(description())
     table = pd.read_parquet(folder.path / "records.parquet")
     pd.testing.assert_frame_equal(merged, table)
     assert tuple(table.columns) == store.COLUMNS
@@ -71,56 +72,84 @@ def test_the_table_holds_what_was_recorded(tmp_path: Path) -> None:
 def test_an_empty_run_has_a_table_of_the_same_types(tmp_path: Path) -> None:
     empty, full = RunFolder.create(tmp_path), RunFolder.create(tmp_path)
     write(full, *RECORDS)
-    assert dict(empty.merge().dtypes) == dict(full.merge().dtypes)
+    assert dict(empty.tabulate().dtypes) == dict(full.tabulate().dtypes)
 
 
-def test_two_workers_make_the_table_of_one(tmp_path: Path) -> None:
-    one = RunFolder.create(tmp_path)
+def test_the_order_of_the_items_makes_no_difference(tmp_path: Path) -> None:
+    one, two = RunFolder.create(tmp_path), RunFolder.create(tmp_path)
     write(one, *RECORDS)
-    two = RunFolder.create(tmp_path)
-    write(RunFolder(two.path, "gw1"), *RECORDS[::-2])
-    write(RunFolder(two.path, "gw0"), *RECORDS[::2])
-    assert sorted(file.name for file in (two.path / "records").iterdir()) == ["gw0.jsonl", "gw1.jsonl"]
-    pd.testing.assert_frame_equal(one.merge().drop(columns="run"), two.merge().drop(columns="run"))
-    assert len(list((two.path / "records").iterdir())) == 2
+    with two:
+        two.append("all", RECORDS[::-1])
+    pd.testing.assert_frame_equal(one.tabulate().drop(columns="run"), two.tabulate().drop(columns="run"))
 
 
-def test_a_record_is_on_disk_before_the_next_one(tmp_path: Path) -> None:
+def test_an_item_is_on_disk_before_the_next_one(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
-    folder.append(RECORDS[0])
+    folder.append("first", RECORDS[:1])
     assert same(folder.records()[0], RECORDS[:1])
     folder.close()
+
+
+def test_an_item_that_comes_again_supersedes_what_was_there(tmp_path: Path) -> None:
+    with RunFolder.create(tmp_path) as folder:
+        folder.append("one", RECORDS[:2], finished=False)
+        folder.append("other", RECORDS[3:])
+        assert [item.finished for item in folder.items()[0].values()] == [False, True]
+        folder.append("one", RECORDS[2:3])
+        assert [item.finished for item in folder.items()[0].values()] == [True, True]
+        assert same(folder.records()[0], RECORDS[2:])
 
 
 @pytest.mark.parametrize("kept", [1, 40, -2])
 def test_a_line_cut_short_loses_no_other(tmp_path: Path, kept: int) -> None:
     folder = RunFolder.create(tmp_path)
     write(folder, *RECORDS[:2])
-    file = folder.path / "records" / "main.jsonl"
+    file = folder.path / "records.jsonl"
     first, second, _ = file.read_text().split("\n")
     file.write_text(f"{first}\n{second[:kept]}")
-    assert folder.records()[1] == ["records/main.jsonl:2"]
-    write(RunFolder(folder.path), RECORDS[2])
+    assert folder.items()[1] == ["records.jsonl:2"]
+    with RunFolder(folder.path) as again:
+        again.append("third", [RECORDS[2]])
     records, damaged = folder.records()
     assert same(records, sorted([RECORDS[0], RECORDS[2]], key=lambda each: each.case))
-    assert damaged == ["records/main.jsonl:2"]
-    folder.merge(description())
+    assert damaged == ["records.jsonl:2"]
+    folder.tabulate(description())
     assert store.read_description(folder.path)["damaged"] == damaged
 
 
 def test_a_line_that_lost_only_its_end_of_line_is_whole(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
-    file = folder.path / "records" / "main.jsonl"
-    file.write_text(RECORDS[0].to_json())
     write(folder, RECORDS[0])
+    file = folder.path / "records.jsonl"
+    file.write_text(file.read_text().rstrip("\n"))
+    with folder:
+        folder.append("other", [RECORDS[0]])
     assert same(folder.records()[0], RECORDS[:1] * 2)
     assert folder.records()[1] == []
+
+
+def test_a_full_disk_is_an_error_and_loses_nothing_else(tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path)
+    write(folder, *RECORDS)
+    everything, limits = folder.records()[0], resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (folder.path / "records.jsonl").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size + 40, limits[1]))
+    try:
+        with pytest.raises(OSError, match="File too large"), folder:
+            folder.append("too much", RECORDS)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert same(folder.records()[0], everything)
+    assert folder.records()[1] == ["records.jsonl:5"]
+    with folder:
+        folder.append("too much", [])
+    assert same(folder.records()[0], everything)
 
 
 def test_the_description_survives_a_merge_without_one(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
     folder.describe({"tier": "smoke"})
-    folder.merge()
+    folder.tabulate()
     assert store.read_description(folder.path) == {"run": folder.run, "tier": "smoke", "damaged": []}
 
 
@@ -148,19 +177,17 @@ def test_latest_points_to_the_newest_run(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_wrong_arguments_get_a_sentence(tmp_path: Path) -> None:
     folder = RunFolder.create(tmp_path)
-    with pytest.raises(ValueError, match=r"worker must be a name .* got '\.\./gw0'"):
-        RunFolder(folder.path, "../gw0")
     with pytest.raises(FileNotFoundError, match="path must be the folder of a run"):
         RunFolder(tmp_path / "absent")
-    with pytest.raises(TypeError, match="record must be a Record, got dict"):
-        folder.append({})  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="records must be Records, got dict"):
+        folder.append("item", [{}])  # type: ignore[list-item]
     with pytest.raises(TypeError):
-        folder.append(record(elements=np.int64(3)))
+        folder.append("item", [record(elements=np.int64(3))])
     assert folder.records() == ([], [])
     with pytest.raises(FileNotFoundError, match="run must be an id"):
         store.find_run("", tmp_path)
     with pytest.raises(FileNotFoundError, match=r"folder must hold records\.parquet"):
         store.read_table(folder.path)
-    folder.merge().drop(columns="worst").to_parquet(folder.path / "records.parquet")
+    folder.tabulate().drop(columns="worst").to_parquet(folder.path / "records.parquet")
     with pytest.raises(ValueError, match="lacks worst"):
         store.read_table(folder.path)

@@ -19,9 +19,8 @@ from reports.store import RunFolder
 
 def table_of(folder: Path, *records: Record) -> pd.DataFrame:
     with RunFolder.create(folder) as run:
-        for each in records:
-            run.append(each)
-    return run.merge()
+        run.append("all", records)
+    return run.tabulate()
 
 
 def mmcv(**changes: Any) -> Record:

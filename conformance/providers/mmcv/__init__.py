@@ -10,9 +10,8 @@ class Mmcv(operators.Mmcv):
 
     def load(self) -> str:
         """Installs, builds and imports what is missing; see `install.load`."""
-        version = install.load()
-        super().load()
-        return version
+        install.load()
+        return super().load()
 
 
 PROVIDER = Mmcv()

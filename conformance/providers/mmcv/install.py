@@ -30,44 +30,40 @@ _PIP_INSTALL = (
 )
 
 
-def load() -> str:
-    """Imports mmcv.ops, after installing and building what it lacks, and returns mmcv's version.
+def load() -> None:
+    """Imports mmcv.ops, after installing and building what it lacks.
 
-    The version ends in "(narrow build)" when the operators are this project's build of mmcv's sources.
     Raises UnavailableError, at every later call too, when pip, the network or a compiler is missing, or when
     what is installed does not fit.
     """
-    version, reason = _outcome()
-    if reason:
+    if reason := _failure():
         raise UnavailableError(reason)
-    return version
 
 
 @functools.cache
-def _outcome() -> tuple[str, str]:
-    """The version, or the reason why there is none: a failure is not tried again in this process."""
+def _failure() -> str:
+    """Why it failed, if it did: a failure is not tried again in this process."""
     try:
-        return _prepare(), ""
+        _prepare()
     except (UnavailableError, BuildError) as error:
-        return "", str(error)
+        return str(error)
+    return ""
 
 
-def _prepare() -> str:
+def _prepare() -> None:
     if importlib.util.find_spec("mmcv") is None:
         sys.path.append(str(_packages()))  # last, so that the environment's own packages win
         importlib.invalidate_caches()
     try:
         mmcv = importlib.import_module("mmcv")
-        narrow = not _has_extension()
-        if narrow:
-            csrc = Path(mmcv.__path__[0], "ops/csrc")
-            sys.modules[extension.NAME] = extension.build(mmcv.__version__, csrc)
+        if not _has_extension():
+            library = extension.build(mmcv.__version__, Path(mmcv.__path__[0], "ops/csrc"))
+            sys.modules[extension.NAME] = extension.module(mmcv.__version__, library)
         importlib.import_module("mmcv.ops")
     except (UnavailableError, BuildError):
         raise
     except Exception as error:  # an import of somebody else's package may raise anything
         raise UnavailableError(f"mmcv does not import here: {type(error).__name__}: {error}") from error
-    return f"{mmcv.__version__} (narrow build)" if narrow else str(mmcv.__version__)
 
 
 def _has_extension() -> bool:

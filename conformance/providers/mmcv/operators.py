@@ -17,10 +17,14 @@ class Mmcv:
     promises_everything = False
 
     def load(self) -> str:
-        """Imports mmcv.ops and returns mmcv's version. Raises ImportError when that is not possible here."""
+        """Imports mmcv.ops and returns mmcv's version, and whether the operators are a narrow build.
+
+        Raises ImportError when that is not possible here.
+        """
         _ops()  # here, because torch.compile can't trace an import_module
         version: str = importlib.import_module("mmcv").__version__
-        return version
+        narrow = type(importlib.import_module("mmcv._ext")).__name__ == "NarrowExtension"
+        return f"{version} (narrow build)" if narrow else version
 
     def deform_conv2d(
         self,
