@@ -135,6 +135,8 @@ class Operator(Generic[C]):
     finite_difference_axes: ClassVar[Mapping[str, Sequence[Value]]]
     # Cases large enough that a kernel splits them into tiles and threads, in every tier.
     large_axes: ClassVar[Mapping[str, Sequence[Value]]]
+    # Cases whose sums are so long that a library may split them by the number of threads, in every tier.
+    long_axes: ClassVar[Mapping[str, Sequence[Value]]] = {}
     is_module: ClassVar[bool] = False
     # Whether smoke puts questions that take seconds to this operator, for the others that are made alike.
     leads_family: ClassVar[bool] = False

@@ -53,6 +53,7 @@ def _operator_cases(operator: Operator[Any], tier: str) -> Iterator[Case]:
         yield from covering_array(operator, {**operator.smoke_axes, axis: (value,)}, 1)
     yield from covering_array(operator, operator.finite_difference_axes, 2)
     yield from large_cases(operator.name)
+    yield from long_cases(operator.name)
     yield from typical_cases(operator.name)
     if tier != "smoke":
         yield from costly_cases(operator.name)
@@ -109,6 +110,13 @@ def large_cases(operator_name: str) -> tuple[Case, ...]:
     """Cases large enough that a kernel splits them into tiles and threads, in every tier."""
     operator = all_operators()[operator_name]
     return tuple(covering_array(operator, operator.large_axes, 1))
+
+
+@functools.cache
+def long_cases(operator_name: str) -> tuple[Case, ...]:
+    """Cases with sums so long that a library may split them by the number of threads, in every tier."""
+    operator = all_operators()[operator_name]
+    return tuple(covering_array(operator, operator.long_axes, 1)) if operator.long_axes else ()
 
 
 def _allowed_beside(

@@ -8,7 +8,7 @@ import torch
 
 from cases.case import Case
 from cases.operator import all_operators
-from cases.sweep import is_typical, large_cases
+from cases.sweep import is_typical, large_cases, long_cases
 from conformance.bench import Bench
 from conformance.expectation import Gradients
 from conformance.subject import Subject
@@ -16,7 +16,7 @@ from conformance.subject import Subject
 
 def asks(case: Case) -> bool:
     """Of functions, of cases large enough for several threads and of a few small ones."""
-    large = replace(case, device="cpu") in large_cases(case.operator)[:1]
+    large = replace(case, device="cpu") in (*large_cases(case.operator)[:1], *long_cases(case.operator))
     return (is_typical(case) or large) and not all_operators()[case.operator].is_module
 
 

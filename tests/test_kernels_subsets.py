@@ -48,11 +48,31 @@ def test_subset(subset: tuple[str, ...]) -> None:
 
 # What the gradient of one tensor alone costs: the product that makes the columns' gradient, or the weight's own.
 COSTS = {
-    "input": {"gradparity::deform_conv2d_backward": 1, "aten::bmm": 1, "aten::baddbmm_": 0},
-    "offset": {"gradparity::deform_conv2d_backward": 1, "aten::bmm": 1, "aten::baddbmm_": 0},
-    "mask": {"gradparity::deform_conv2d_backward": 1, "aten::bmm": 1, "aten::baddbmm_": 0},
-    "weight": {"gradparity::deform_conv2d_backward": 1, "aten::bmm": 0, "aten::baddbmm_": 1},
-    "bias": {"gradparity::deform_conv2d_backward": 0, "aten::bmm": 0, "aten::baddbmm_": 0},
+    "input": {
+        "gradparity::deform_conv2d_backward": 1,
+        "gradparity::multiply": 1,
+        "gradparity::multiply_add": 0,
+    },
+    "offset": {
+        "gradparity::deform_conv2d_backward": 1,
+        "gradparity::multiply": 1,
+        "gradparity::multiply_add": 0,
+    },
+    "mask": {
+        "gradparity::deform_conv2d_backward": 1,
+        "gradparity::multiply": 1,
+        "gradparity::multiply_add": 0,
+    },
+    "weight": {
+        "gradparity::deform_conv2d_backward": 1,
+        "gradparity::multiply": 0,
+        "gradparity::multiply_add": 1,
+    },
+    "bias": {
+        "gradparity::deform_conv2d_backward": 0,
+        "gradparity::multiply": 0,
+        "gradparity::multiply_add": 0,
+    },
 }
 
 

@@ -222,3 +222,34 @@ def test_torch_func_under_compile() -> None:
         return found
 
     assert_same(torch.compile(jacobian, backend="aot_eager", fullgraph=True)(tensors), jacobian(tensors))
+
+
+@pytest.mark.parametrize("by", [("input",), ("offset",), ("weight",), ("input", "offset", "weight")], ids=str)
+def test_autocast_does_not_reach_second_order(by: tuple[str, ...]) -> None:
+    """A gradient penalty within an autocast region is computed in float32, as without."""
+
+    def penalty(autocast: bool) -> tuple[Tensor, ...]:
+        tensors = {name: tensor.float().requires_grad_() for name, tensor in draw(batch=1).items()}
+        wanted = [tensors[name] for name in by]
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            gradients = torch.autograd.grad(call(tensors).pow(2).sum(), wanted, create_graph=True)
+            return torch.autograd.grad(
+                torch.stack([gradient.pow(2).sum() for gradient in gradients]).sum(), wanted
+            )
+
+    for inside, outside in zip(penalty(True), penalty(False), strict=True):
+        assert torch.equal(inside, outside)
+
+
+def test_no_grad_holds_for_every_level() -> None:
+    """What is computed under no_grad is a constant for the outer transforms as well."""
+    image = torch.rand(1, 2, 4, 4, dtype=torch.float64)
+    box = torch.tensor([[0, 0.0, 0.0, 3.0, 3.0]], dtype=torch.float64)
+
+    def function(image: Tensor) -> Tensor:
+        with torch.no_grad():
+            constant = kernels.roi_align(image, box, 2).pow(2).sum()
+        return constant * image.pow(3).sum()
+
+    found = torch.func.grad(lambda image: torch.func.grad(function)(image).sum())(image)
+    torch.testing.assert_close(found, 6 * kernels.roi_align(image, box, 2).pow(2).sum() * image)

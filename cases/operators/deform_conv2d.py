@@ -317,6 +317,13 @@ class DeformConv2d(Operator[DeformConv2dCase]):
         "groups": (1, 2),
         "offset_groups": (2, 1),
     }
+    long_axes: ClassVar[dict[str, Any]] = {
+        "dtype": ("float64",),
+        "in_channels": (3,),
+        "out_channels": (8,),
+        "batch": (1,),
+        "size": ((64, 64),),
+    }
     axes: ClassVar[dict[str, Any]] = {
         "offsets": BOUNDARIES,
         "dtype": tuple(DTYPES),

@@ -51,7 +51,7 @@ class Forward(RawOperator):
         if any(needs):
             found = _backward(grad, *ctx.saved_tensors, *_settings(ctx), needs)
             gradients = _only(needs, found)
-        return (*gradients, grad.sum((0, 2, 3)) if needs_bias else None)
+        return (*gradients, _sum_of_channels(grad) if needs_bias else None)
 
     @staticmethod
     def jvp(ctx: Any, *tangents: Optional) -> Tensor:
@@ -185,6 +185,12 @@ class DoubleBackward(RawOperator):
         folded = _fold(info.batch_size, in_dims, tensors, (1, 1, 0, 1, 1, 1, 1, 0, 1))
         found = _double_backward(*folded, stride, padding, dilation, closed, needs)
         return _unfold(info.batch_size, found, (1, 1, 1, 0, 1)), _out_dims(found, (1, 1, 1, 0, 1))
+
+
+def _sum_of_channels(grad: Tensor) -> Tensor:
+    """The sum over all but dimension 1, one dimension at a time: of all at once the threads make parts of theirs."""
+    wide = torch.float32 if grad.element_size() == 2 else grad.dtype
+    return grad.sum(3, dtype=wide).sum(2, dtype=torch.float64).sum(0).to(grad.dtype)
 
 
 OPERATORS = (Forward, Backward, DoubleBackward)

@@ -7,7 +7,7 @@ differentiates its own operators, does all of it, for raw operators too.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -62,9 +62,14 @@ def _autograd_kernel(operator: type[RawOperator]) -> Callable[..., Any]:
     arguments = overload._schema.arguments
     tensors = sum(isinstance(a.type, (torch.TensorType, torch.OptionalType)) for a in arguments)
 
-    def forward(ctx: Any, keyset: Any, *given: Any) -> Any:
+    def forward(ctx: Any, state: tuple[Any, bool, bool], *given: Any) -> Any:
         # An autograd function runs without grad mode, which must not reach the transforms further out.
-        with torch.enable_grad(), _set_fwd_grad_enabled(True), torch._C._AutoDispatchBelowAutograd():
+        keyset, grad, forward_grad = state
+        with (
+            torch.set_grad_enabled(grad),
+            _set_fwd_grad_enabled(forward_grad),
+            torch._C._AutoDispatchBelowAutograd(),
+        ):
             results = overload.redispatch(keyset & torch._C._after_autograd_keyset, *given)
         ctx.set_materialize_grads(False)
         operator.save(ctx, given, results)
@@ -73,20 +78,29 @@ def _autograd_kernel(operator: type[RawOperator]) -> Callable[..., Any]:
     def backward(ctx: Any, *cotangents: Tensor | None) -> tuple[Tensor | None, ...]:
         if all(cotangent is None for cotangent in cotangents):
             return (None,) * (1 + len(arguments))
-        gradients = operator.backward(ctx, *cotangents)
+        with _without_autocast(cotangents):
+            gradients = operator.backward(ctx, *cotangents)
         return (None, *gradients, *(None,) * (len(arguments) - len(gradients)))
 
     def jvp(ctx: Any, _: Any, *tangents: Tensor | None) -> Any:
-        return operator.jvp(ctx, *tangents[:tensors])
+        with _without_autocast(tangents):
+            return operator.jvp(ctx, *tangents[:tensors])
 
     members = {"forward": staticmethod(forward), "backward": staticmethod(backward), "jvp": staticmethod(jvp)}
     function = type(operator.__name__, (_SingleLevelFunction,), members)
 
     def kernel(keyset: Any, *given: Any) -> Any:
+        state = (keyset, torch.is_grad_enabled(), torch._C._is_fwd_grad_enabled())
         with enable_single_level_autograd_function():
-            return function.apply(keyset, *given)  # type: ignore[attr-defined]
+            return function.apply(state, *given)  # type: ignore[attr-defined]
 
     return kernel
+
+
+def _without_autocast(tensors: Sequence[Tensor | None]) -> torch.autocast:
+    """What third order goes through are products, which autocast would compute in 16 bits."""
+    device = next(tensor.device.type for tensor in tensors if isinstance(tensor, Tensor))
+    return torch.autocast(device if device != "meta" else "cpu", enabled=False)
 
 
 def same_device(*tensors: Tensor | None) -> None:

@@ -1,6 +1,5 @@
 // Deformable convolution on the CPU, and its backward: columns of samples, then one matrix product per group.
 
-#include <ATen/ops/bmm.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -100,7 +99,8 @@ Tensor deform_conv2d(
           work.for_tiles([&](int64_t row, int64_t rows) {
             const Tensor columns = work.tile_columns(rows);
             work.fill_columns(n, row, rows, columns);
-            Tensor product = at::bmm(kernel, columns.transpose(1, 2));
+            const Tensor product = work.product(rows);
+            multiply(product, kernel, columns.transpose(1, 2));
             if (shift.defined()) {
               product.add_(shift);
             }
@@ -157,13 +157,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> deform_conv2d_backward(
             if (needs[2]) {
               const Tensor columns = work.tile_columns(rows);
               work.fill_columns(n, first_row, rows, columns);
-              grad_kernel.baddbmm_(grad_out, columns);
+              multiply(grad_kernel, grad_out, columns, /*add=*/true);
             }
             if (!need_columns) {
               return;
             }
-            Tensor columns = work.tile_columns(rows);
-            at::bmm_out(columns, grad_out.transpose(1, 2), kernel);
+            const Tensor columns = work.tile_columns(rows);
+            multiply(columns, grad_out.transpose(1, 2), kernel);
             const T* grad_columns = columns.template const_data_ptr<T>();
             if (offset_out != nullptr || mask_out != nullptr) {
               work.for_tap_rows(first_row, rows, [&](int64_t og, int64_t tap, int64_t row) {

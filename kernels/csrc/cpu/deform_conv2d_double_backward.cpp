@@ -9,7 +9,6 @@
 // and L's gradients are sums of these over channels, taps and pixels. Of the second derivatives of B within a cell
 // only the mixed one, d2B/dydx, is not zero.
 
-#include <ATen/ops/bmm.h>
 #include <torch/library.h>
 
 #include <tuple>
@@ -307,16 +306,18 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> deform_conv2d_double_backward
                     (row - first_row) * p.columns, tile, image, cotangent_image, tangent);
               });
               if (need_weight) {
-                grad_kernel.baddbmm_(grad_out, columns);
+                multiply(grad_kernel, grad_out, columns, /*add=*/true);
               }
               if (needs[0]) {
-                product = at::bmm(kernel, columns.transpose(1, 2));
+                product = work.product(rows);
+                multiply(product, kernel, columns.transpose(1, 2));
               }
             }
             if (need_columns) {
               work.fill_columns(n, first_row, rows, columns);
-              product = product.defined() ? product.baddbmm_(cotangent_kernel, columns.transpose(1, 2))
-                                          : at::bmm(cotangent_kernel, columns.transpose(1, 2));
+              const bool add = product.defined();
+              product = add ? product : work.product(rows);
+              multiply(product, cotangent_kernel, columns.transpose(1, 2), add);
             }
             if (needs[0]) {
               const Tensor target = grad_grad.select(0, n)
@@ -330,11 +331,11 @@ std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor> deform_conv2d_double_backward
             Tensor grad_columns, cotangent_columns;
             if (need_grad_columns) {
               grad_columns = work.tile_of(grad_room, rows);
-              at::bmm_out(grad_columns, grad_out.transpose(1, 2), kernel);
+              multiply(grad_columns, grad_out.transpose(1, 2), kernel);
             }
             if (need_cotangent_columns) {
               cotangent_columns = work.tile_of(cotangent_room, rows);
-              at::bmm_out(cotangent_columns, grad_out.transpose(1, 2), cotangent_kernel);
+              multiply(cotangent_columns, grad_out.transpose(1, 2), cotangent_kernel);
             }
             if (need_position) {
               work.for_tap_rows(first_row, rows, [&](int64_t og, int64_t tap, int64_t row) {

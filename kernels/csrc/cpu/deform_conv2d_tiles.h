@@ -7,10 +7,15 @@
 
 #include <ATen/Dispatch.h>
 #include <ATen/Parallel.h>
+#include <ATen/core/LegacyTypeDispatch.h>
 #include <ATen/core/List.h>
 #include <ATen/core/Tensor.h>
+#include <ATen/ops/baddbmm_cpu_dispatch.h>
+#include <ATen/ops/bmm_cpu_dispatch.h>
 #include <ATen/ops/empty.h>
 #include <ATen/ops/zeros.h>
+#include <ATen/record_function.h>
+#include <c10/core/impl/LocalDispatchKeySet.h>
 
 #include <algorithm>
 #include <array>
@@ -20,6 +25,11 @@
 #include "../deform_conv2d.h"
 #include "checks.h"
 #include "clones.h"
+
+#ifdef __linux__
+// Of the MKL within torch, where there is one.
+extern "C" int MKL_Set_Num_Threads_Local(int) __attribute__((weak));
+#endif
 
 namespace gradparity::deform {
 
@@ -267,6 +277,61 @@ GRADPARITY_CLONES void sample_row(
   }
 }
 
+// While it lives, this thread calls a library for numbers alone: MKL uses one thread for what it asks, inside of a
+// parallel region too, and neither autograd nor autocast, whose state the threads of a region don't share, looks on.
+class PlainNumbers {
+ public:
+#ifdef __linux__
+  PlainNumbers() : before_(MKL_Set_Num_Threads_Local == nullptr ? 0 : MKL_Set_Num_Threads_Local(1)) {}
+  ~PlainNumbers() {
+    if (MKL_Set_Num_Threads_Local != nullptr) {
+      MKL_Set_Num_Threads_Local(before_);
+    }
+  }
+  PlainNumbers(const PlainNumbers&) = delete;
+  PlainNumbers& operator=(const PlainNumbers&) = delete;
+
+ private:
+  int before_;
+#endif
+  at::AutoDispatchBelowADInplaceOrView no_autograd_;
+  c10::impl::ExcludeDispatchKeyGuard no_autocast_{c10::autocast_dispatch_keyset};
+};
+
+// out = a . b, or out += a . b, of matrices (groups, M, K) and (groups, K, N).
+//
+// A library splits a product, and with it the sums, by the number of threads. So it gets pieces that depend on the
+// sizes alone, one thread for each.
+inline void multiply(const Tensor& out, const Tensor& a, const Tensor& b, bool add = false) {
+  RECORD_FUNCTION(add ? "gradparity::multiply_add" : "gradparity::multiply", c10::ArrayRef<c10::IValue>());
+  constexpr int64_t kPieces = 16, kSmallest = 16, kManyGroups = 8;
+  const int64_t groups = out.size(0), rows = out.size(1), columns = out.size(2);
+  const int64_t dim = groups >= kManyGroups ? 0 : rows > columns ? 1 : 2;
+  const int64_t size = out.size(dim);
+  const int64_t least = dim == 0 ? 1 : kSmallest;
+  const int64_t piece = std::max<int64_t>(1, (size + kPieces * least - 1) / (kPieces * least)) * least;
+  const int64_t pieces = (size + piece - 1) / piece;
+  std::vector<std::array<Tensor, 3>> parts(pieces);
+  for (int64_t i = 0; i < pieces; i++) {
+    const int64_t start = i * piece, length = std::min(piece, size - start);
+    const auto cut = [&](const Tensor& matrix, bool does) { return does ? matrix.narrow(dim, start, length) : matrix; };
+    parts[i] = {cut(out, true), cut(a, dim != 2), cut(b, dim != 1)};
+  }
+  const int64_t work = rows * columns * a.size(2) * groups / std::max<int64_t>(1, pieces);
+  const int64_t grain = std::max<int64_t>(1, kGrain / std::max<int64_t>(1, work));
+  at::parallel_for(0, pieces, grain, [&](int64_t begin, int64_t end) {
+    const PlainNumbers plain;
+    for (int64_t i = begin; i < end; i++) {
+      auto& [target, left, right] = parts[i];
+      if (add) {
+        at::cpu::baddbmm_(target, left, right);
+      } else {
+        at::cpu::bmm_out(target, left, right);
+      }
+    }
+  });
+}
+
 // The tensors of a call as the loops want them.
 template <typename scalar_t>
 struct Work {
@@ -314,6 +379,10 @@ struct Work {
     // The front of the buffer, because a last tile with fewer rows packs its groups closer.
     return room.narrow(0, 0, rows * p.columns * p.taps() * p.channels)
         .view({p.groups, rows * p.columns, p.taps() * p.group_channels()});
+  }
+  // Room for a tile of the output.
+  Tensor product(int64_t rows) const {
+    return at::empty({p.groups, p.outputs / p.groups, rows * p.columns}, wide);
   }
   // (groups, O/groups, taps * C/groups) -> (O, C/groups, kh, kw).
   void copy_kernel(const Tensor& matrix, const Tensor& weight) const {
