@@ -91,7 +91,7 @@ def _slug(requirement: Requirement) -> str:
 
 
 def interpreters() -> dict[str, str]:
-    """The Pythons of this machine, by version: on the PATH, and pyenv's."""
+    """The Pythons of this machine, by version, the newest first: on the PATH, and pyenv's."""
     found = {f"{sys.version_info.major}.{sys.version_info.minor}": sys.executable}
     pyenv = Path(os.environ.get("PYENV_ROOT", "~/.pyenv")).expanduser() / "versions"
     for version in _VERSIONS:
@@ -99,7 +99,7 @@ def interpreters() -> dict[str, str]:
         for path in filter(None, named):
             if version not in found and _works(str(path), version):
                 found[version] = str(path)
-    return found
+    return {version: found[version] for version in _VERSIONS if version in found}
 
 
 def _works(python: str, version: str) -> bool:
