@@ -1,7 +1,8 @@
 """The provider `paddle`: PaddlePaddle's operators on CPU, with their gradients.
 
 Its RoI operators want the boxes sorted by image, and how many each image has: they are sorted before, and what
-belongs to them is brought back into their order after. Its psroi_pool is this project's ps_roi_pool.
+belongs to them is brought back into their order after. Its psroi_pool rounds corners before it scales them, and counts
+the last pixel in, as the R-FCN paper's code did: it is ps_roi_pool for a scale of 1 and a last corner less by one.
 """
 
 from __future__ import annotations
@@ -59,6 +60,8 @@ class Paddle:
         if (rois := present.pop("rois", None)) is not None:
             sorted_boxes = by_image(rois, present["input"].shape[0])
             present["boxes"] = sorted_boxes.corners
+            if operator == "ps_roi_pool":
+                present["boxes"] = _without_last_pixel(sorted_boxes.corners, arguments["spatial_scale"])
         leaves = {name: paddle.to_tensor(array) for name, array in present.items()}
         for name, leaf in leaves.items():
             leaf.stop_gradient = name not in wanted
@@ -84,6 +87,27 @@ class Paddle:
             found = paddle.grad([result], [leaves[name] for name in known], [cotangent], allow_unused=True)
             gradients.update((name, None if each is None else each.numpy()) for name, each in zip(known, found))
         return unsort(result.numpy()), gradients
+
+
+def _without_last_pixel(corners: np.ndarray, scale: float) -> np.ndarray:
+    """The corners (K, 4) for psroi_pool.
+
+    Raises NotImplementedError for a scale other than 1, and for a last corner that rounds elsewhere without its pixel,
+    as 0.5 does.
+    """
+    if scale != 1:
+        raise NotImplementedError(f"paddle's psroi_pool rounds corners before it scales them: scale is {scale}, not 1")
+    less = corners - np.array([0, 0, 1, 1], corners.dtype)
+    finite = np.isfinite(corners)
+    if not np.array_equal(_round(less)[finite], (_round(corners) - [0, 0, 1, 1])[finite]):
+        raise NotImplementedError("paddle's psroi_pool has no box that ends at 0.5")
+    return less
+
+
+def _round(values: np.ndarray) -> np.ndarray:
+    """Half away from zero."""
+    rounded: np.ndarray = np.trunc(values.astype(np.float64) + np.copysign(0.5, values))
+    return rounded
 
 
 PROVIDER = Paddle()
