@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Optional
+from typing import Any
 
 import numpy as np
 
-Arrays = dict[str, Optional[np.ndarray]]
+# By name; None where a case lacks an optional one.
+Arrays = dict[str, Any]
 Arguments = dict[str, Any]
 
 
@@ -28,13 +29,14 @@ def require_held_scale(framework: str, arrays: Arrays, scale: float) -> None:
     """Raises NotImplementedError when a float64 case has a scale that float32, in which it is kept, does not hold."""
     dtypes = {array.dtype.name for array in arrays.values() if array is not None}
     if "float64" in dtypes and float(np.float32(scale)) != scale:
-        raise NotImplementedError(f"{framework} keeps spatial_scale in float32, which does not hold {scale!r}")
+        raise NotImplementedError(
+            f"{framework} keeps spatial_scale in float32, which does not hold {scale!r}"
+        )
 
 
 def groups(arrays: Arrays) -> tuple[int, int]:
     """The weight groups and the offset groups of deform_conv2d, which the shapes imply."""
     image, offset, weight = arrays["input"], arrays["offset"], arrays["weight"]
-    assert image is not None and offset is not None and weight is not None
     taps = weight.shape[2] * weight.shape[3]
     return image.shape[1] // weight.shape[1], offset.shape[1] // (2 * taps)
 

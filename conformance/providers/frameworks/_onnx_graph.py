@@ -10,7 +10,11 @@ from ._arrays import Arguments, Arrays, contiguous, groups, require_dtype, requi
 
 # What each operator is called, and the first opset that says all that is needed. Opset 22 adds bfloat16 to both, but
 # ONNX Runtime's kernel of RoiAlign ends at 21.
-_NODES = {"deform_conv2d": ("DeformConv", 19), "roi_align": ("RoiAlign", 16), "roi_align_max": ("RoiAlign", 16)}
+_NODES = {
+    "deform_conv2d": ("DeformConv", 19),
+    "roi_align": ("RoiAlign", 16),
+    "roi_align_max": ("RoiAlign", 16),
+}
 
 OPERATORS = tuple(_NODES)
 
@@ -20,11 +24,9 @@ Feeds = dict[str, np.ndarray]
 def attributes(operator: str, arrays: Arrays, arguments: Arguments) -> dict[str, Any]:
     """The node's attributes, in ONNX' terms."""
     if operator == "deform_conv2d":
-        weight = arrays["weight"]
-        assert weight is not None
         group, offset_group = groups(arrays)
         return {
-            "kernel_shape": list(weight.shape[2:]),
+            "kernel_shape": list(arrays["weight"].shape[2:]),
             "strides": list(arguments["stride"]),
             "pads": [*arguments["padding"], *arguments["padding"]],
             "dilations": list(arguments["dilation"]),
@@ -48,9 +50,7 @@ def feeds(operator: str, arrays: Arrays) -> dict[str, np.ndarray | None]:
     if operator == "deform_conv2d":
         order = ("input", "weight", "offset", "bias", "mask")
         return {name: present.get(name) for name in order}
-    rois = present["rois"]
-    assert rois is not None
-    images, corners = split_rois(rois)
+    images, corners = split_rois(arrays["rois"])
     return {"input": present["input"], "corners": corners, "images": images}
 
 

@@ -1,4 +1,4 @@
-"""The provider `ncnn`: its layers DeformableConv2D, ROIAlign (of detectron2's kind) and ROIPooling on CPU; outputs alone.
+"""The provider `ncnn`: DeformableConv2D, ROIAlign (of detectron2's kind) and ROIPooling on CPU; outputs alone.
 
 They take float32, one image, one box and no groups: images and boxes are given one by one.
 """
@@ -36,7 +36,6 @@ class Ncnn:
         if operator == "deform_conv2d":
             return _deform_conv2d(arrays, arguments)
         image, rois = arrays["input"], arrays["rois"]
-        assert image is not None and rois is not None
         height, width = arguments["output_size"]
         settings: list[Any] = [width, height, float(arguments["spatial_scale"])]
         if operator == "roi_align":
@@ -50,18 +49,12 @@ class Ncnn:
 
 def _deform_conv2d(arrays: Arrays, arguments: Arguments) -> np.ndarray:
     weight, bias, offset = arrays["weight"], arrays["bias"], arrays["offset"]
-    assert weight is not None and offset is not None
     if groups(arrays) != (1, 1):
         raise NotImplementedError(f"ncnn has one group and one offset group, not {groups(arrays)}")
-    settings = {
-        0: weight.shape[0],
-        **{1: weight.shape[3], 11: weight.shape[2]},
-        **{2: arguments["dilation"][1], 12: arguments["dilation"][0]},
-        **{3: arguments["stride"][1], 13: arguments["stride"][0]},
-        **{4: arguments["padding"][1], 14: arguments["padding"][0]},
-        5: int(bias is not None),
-        6: weight.size,
-    }
+    pairs = {1: weight.shape[2:], 2: arguments["dilation"], 3: arguments["stride"], 4: arguments["padding"]}
+    settings = {0: weight.shape[0], 5: int(bias is not None), 6: weight.size}
+    for key, (vertical, horizontal) in pairs.items():
+        settings.update({key: horizontal, key + 10: vertical})
     # The weights start with a word that says they are float32.
     parameters = b"\0\0\0\0" + contiguous(weight).tobytes()
     parameters += b"" if bias is None else contiguous(bias).tobytes()

@@ -1,4 +1,4 @@
-"""The provider `onnx_reference`: the reference evaluator of ONNX, whose operators are written in Python; outputs alone."""
+"""The provider `onnx_reference`: the evaluator of ONNX whose operators are written in Python; outputs alone."""
 
 from __future__ import annotations
 
@@ -36,7 +36,6 @@ class OnnxReference:
 
         if operator == "deform_conv2d":
             weight, offset = arrays["weight"], arrays["offset"]
-            assert weight is not None and offset is not None
             samples = offset.shape[0] * math.prod(offset.shape[2:]) * weight.size
             if samples > MOST_SAMPLES:
                 raise NotImplementedError(

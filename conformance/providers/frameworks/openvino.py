@@ -37,7 +37,9 @@ class OpenVino:
         present = {name: contiguous(array) for name, array in arrays.items() if array is not None}
         if (rois := present.pop("rois", None)) is not None:
             present["images"], present["corners"] = split_rois(rois)
-        nodes = {name: ops.parameter(list(each.shape), each.dtype, name=name) for name, each in present.items()}
+        nodes = {
+            name: ops.parameter(list(each.shape), each.dtype, name=name) for name, each in present.items()
+        }
         if operator == "deform_conv2d":
             group, deformable_group = groups(arrays)
             result = ops.deformable_convolution(
@@ -54,7 +56,9 @@ class OpenVino:
                 bilinear_interpolation_pad=True,
             )
             if "bias" in nodes:
-                result = ops.add(result, ops.reshape(nodes["bias"], np.array([1, -1, 1, 1]), special_zero=False))
+                result = ops.add(
+                    result, ops.reshape(nodes["bias"], np.array([1, -1, 1, 1]), special_zero=False)
+                )
         else:
             result = ops.roi_align(
                 nodes["input"],

@@ -39,7 +39,12 @@ class Paddle:
         return self._run(operator, arrays, arguments, None, ())[0]
 
     def gradients(
-        self, operator: str, arrays: Arrays, arguments: Arguments, grad_output: np.ndarray, wanted: Sequence[str]
+        self,
+        operator: str,
+        arrays: Arrays,
+        arguments: Arguments,
+        grad_output: np.ndarray,
+        wanted: Sequence[str],
     ) -> dict[str, np.ndarray | None]:
         """The gradients of the arrays of these names, None where paddle has none."""
         return self._run(operator, arrays, arguments, grad_output, wanted)[1]
@@ -82,10 +87,14 @@ class Paddle:
         unsort = sorted_boxes.unsort if sorted_boxes else contiguous
         gradients: dict[str, np.ndarray | None] = dict.fromkeys(wanted)
         if grad_output is not None:
-            cotangent = paddle.to_tensor(sorted_boxes.sort(grad_output) if sorted_boxes else contiguous(grad_output))
+            cotangent = paddle.to_tensor(
+                sorted_boxes.sort(grad_output) if sorted_boxes else contiguous(grad_output)
+            )
             known = [name for name in wanted if name in leaves]
             found = paddle.grad([result], [leaves[name] for name in known], [cotangent], allow_unused=True)
-            gradients.update((name, None if each is None else each.numpy()) for name, each in zip(known, found))
+            gradients.update(
+                (name, None if each is None else each.numpy()) for name, each in zip(known, found)
+            )
         return unsort(result.numpy()), gradients
 
 
@@ -96,8 +105,10 @@ def _without_last_pixel(corners: np.ndarray, scale: float) -> np.ndarray:
     as 0.5 does.
     """
     if scale != 1:
-        raise NotImplementedError(f"paddle's psroi_pool rounds corners before it scales them: scale is {scale}, not 1")
-    less = corners - np.array([0, 0, 1, 1], corners.dtype)
+        raise NotImplementedError(
+            f"paddle's psroi_pool rounds corners before it scales them: scale is {scale}, not 1"
+        )
+    less: np.ndarray = corners - np.array([0, 0, 1, 1], corners.dtype)
     finite = np.isfinite(corners)
     if not np.array_equal(_round(less)[finite], (_round(corners) - [0, 0, 1, 1])[finite]):
         raise NotImplementedError("paddle's psroi_pool has no box that ends at 0.5")
