@@ -32,8 +32,6 @@ class OnnxReference:
 
     def output(self, operator: str, arrays: Arrays, arguments: Arguments) -> np.ndarray:
         """The operator's result. Raises NotImplementedError when it would take minutes."""
-        from onnx.reference import ReferenceEvaluator
-
         if operator == "deform_conv2d":
             weight, offset = arrays["weight"], arrays["offset"]
             samples = offset.shape[0] * math.prod(offset.shape[2:]) * weight.size
@@ -41,6 +39,8 @@ class OnnxReference:
                 raise NotImplementedError(
                     f"the reference evaluator would take minutes for {samples} samples, {MOST_SAMPLES} are the limit"
                 )
+        from onnx.reference import ReferenceEvaluator
+
         model, fed = one_node(operator, arrays, arguments)
         result: np.ndarray = ReferenceEvaluator(model).run(None, fed)[0]
         return result

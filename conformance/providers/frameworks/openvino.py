@@ -30,10 +30,10 @@ class OpenVino:
 
     def output(self, operator: str, arrays: Arrays, arguments: Arguments) -> np.ndarray:
         """The operator's result. Raises NotImplementedError for float64, which the plugin would round to float32."""
+        require_dtype("openvino's CPU plugin", arrays, ("float32", "float16"))
         import openvino
         from openvino import opset9 as ops
 
-        require_dtype("openvino's CPU plugin", arrays, ("float32", "float16"))
         present = {name: contiguous(array) for name, array in arrays.items() if array is not None}
         if (rois := present.pop("rois", None)) is not None:
             present["images"], present["corners"] = split_rois(rois)

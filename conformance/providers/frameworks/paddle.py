@@ -57,9 +57,9 @@ class Paddle:
         grad_output: np.ndarray | None,
         wanted: Sequence[str],
     ) -> tuple[np.ndarray, dict[str, np.ndarray | None]]:
+        require_dtype("paddle on CPU", arrays, ("float64", "float32"))
         import paddle
 
-        require_dtype("paddle on CPU", arrays, ("float64", "float32"))
         sorted_boxes: ByImage | None = None
         present = {name: contiguous(array) for name, array in arrays.items() if array is not None}
         if (rois := present.pop("rois", None)) is not None:
