@@ -32,6 +32,10 @@ class Limits:
 
 DEFAULT_LIMITS = Limits()
 
+# The first backward decides whether autograd has threads for devices, with which it refuses to work in a fork: before
+# torch.export, in strict mode, makes it see one that is not there.
+torch.ones((), requires_grad=True).backward()  # type: ignore[no-untyped-call]
+
 
 class CrashedError(Exception):
     """The child died; the message names the signal."""

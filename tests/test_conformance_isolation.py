@@ -221,3 +221,25 @@ def test_the_child_never_runs_its_parent_s_code(compute: object, tmp_path: Path)
     finally:
         (tmp_path / str(os.getpid())).touch()
     assert [path.name for path in tmp_path.iterdir()] == [str(os.getpid())]
+
+
+def test_autograd_works_in_a_child_after_a_strict_export() -> None:
+    script = """
+import torch
+from conformance.isolation import run_isolated
+
+class Double(torch.nn.Module):
+    def forward(self, x):
+        return 2 * x
+
+def gradient():
+    x = torch.ones(2, requires_grad=True)
+    Double()(x).sum().backward()
+    return {"grad": x.grad}
+
+torch.export.export(Double(), (torch.ones(2),), strict=True)
+gradient()
+print(run_isolated(gradient)["grad"].tolist())
+"""
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.stdout == "[2.0, 2.0]\n", done.stderr
