@@ -28,6 +28,8 @@ IMPORTS = {
     "onnxruntime": ("onnx", "onnxruntime"),
     "openvino": ("openvino",),
     "paddle": ("paddle",),
+    "reference_exported": ("onnxruntime", "onnxscript", "onnx"),
+    "torchvision_exported": ("onnxruntime", "onnxscript", "onnx", "torchvision"),
 }
 KINDS = sorted(IMPORTS)
 NO_SHIFT = {"stride": (1, 1), "padding": (0, 0), "dilation": (1, 1)}
@@ -81,6 +83,10 @@ def test_files_need_numpy_alone_on_python_3_9(file: Path) -> None:
         elif isinstance(statement, ast.ImportFrom) and not statement.level:
             imported.add(str(statement.module).partition(".")[0])
     assert imported <= {*sys.stdlib_module_names, "numpy"}
+
+
+def test_every_file_is_tested() -> None:
+    assert [file.stem for file in FILES if not file.stem.startswith("_")] == KINDS
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -212,6 +218,15 @@ def test_roi_align(kind: str, aligned: bool) -> None:
     centre = 6 * 2 + 2 - (3.5 if aligned else 0)
     expected = np.array([30 + centre + 1, centre, 30 + centre]).reshape(3, 1, 1, 1)
     assert np.array_equal(loaded(kind, "roi_align").output("roi_align", arrays, arguments), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_strided_arrays_are_read_as_they_are(kind: str) -> None:
+    arrays, arguments = roi_case([[0, 1, 1, 3, 3]], channels=5, sampling_ratio=1, aligned=False)
+    strided = {name: array.T.copy().T for name, array in arrays.items()}
+    found = loaded(kind, "roi_align")
+    expected = [30 * channel + 14 for channel in range(5)]
+    assert found.output("roi_align", strided, arguments).ravel().tolist() == expected
 
 
 @pytest.mark.parametrize("kind", KINDS)

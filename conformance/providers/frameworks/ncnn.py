@@ -96,7 +96,9 @@ class _Layer:
 
         extractor = self._net.create_extractor()
         for name, array in zip(self._names, arrays):
-            extractor.input(name, ncnn.Mat(contiguous(array)).clone())
+            # A Mat does not own an array's memory, which must outlive the copy.
+            owner = contiguous(array)
+            extractor.input(name, ncnn.Mat(owner).clone())
         status, out = extractor.extract("out")
         if status != 0:
             raise ValueError(f"ncnn gives no output, but the status {status}")
