@@ -28,6 +28,8 @@ import numpy
 
 Json = Dict[str, Any]
 
+QUANTITIES = ("output", "gradients", "double_backward")
+
 # What a failed allocation is called by C++, Python, torch and others.
 _NO_MEMORY = re.compile(
     r"MemoryError|bad_alloc|not enough memory|t allocate memory|out of memory|Cannot allocate", re.I
@@ -192,6 +194,10 @@ class ByAutograd:
 
     read, write = staticmethod(read_tensor), staticmethod(write_tensor)
 
+    def computes(self, quantity: str) -> bool:
+        """Nobody knows before it was tried."""
+        return True
+
     def __init__(self, provider: Any) -> None:
         self._provider = provider
         public = (name for name in dir(provider) if name[0] != "_" and name != "load")
@@ -295,13 +301,12 @@ class ByItself:
         self._provider = provider
         self.operators = list(provider.operators)
 
+    def computes(self, quantity: str) -> bool:
+        """Whether it has a method of this name."""
+        return hasattr(self._provider, quantity)
+
     def __getattr__(self, quantity: str) -> Any:
-        try:
-            return getattr(self._provider, quantity)
-        except AttributeError:
-            raise NotImplementedError(
-                f"{self._provider.name} computes no {quantity.replace('_', ' ')}"
-            ) from None
+        return getattr(self._provider, quantity)
 
 
 def find_provider(spec: str) -> Any:
@@ -337,6 +342,7 @@ def introduce(spec: str) -> Tuple[Any, Json]:
         "version": version,
         "surroundings": ", ".join(surroundings),
         "operators": evaluator.operators,
+        "computes": [quantity for quantity in QUANTITIES if evaluator.computes(quantity)],
         "not_promised": dict(getattr(provider, "not_promised", {})),
     }
 

@@ -173,8 +173,10 @@ def test_a_provider_without_torch_computes_what_it_can() -> None:
         ask(provider, input=input), input, torch.full((2, 3), 2.0), create_graph=True
     )
     assert gradient.tolist() == [[6.0] * 3] * 2
-    with pytest.raises(RefusedError, match="one-gradient computes no double backward"):
+    with pytest.raises(RefusedError, match="there computes no double backward"):
         gradient.sum().backward()
+    assert {"*/double_backward", "*/gradgradcheck"} <= provider.not_promised.keys()
+    assert not {"*/gradients", "*/output"} & provider.not_promised.keys()
     with pytest.raises(RefusedError, match="numpy has no bfloat16"):
         ask(provider, input=torch.ones(1, dtype=torch.bfloat16))
     with pytest.raises(AttributeError, match="the provider there has no roi_pool"):

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
 
 from conformance import isolation, worker
-from conformance.isolation import DEFAULT_LIMITS, CrashedError, Limits, TimedOutError
+from conformance.isolation import DEFAULT_LIMITS, CrashedError, Limits, RefusedError, TimedOutError
 from conformance.providers.protocol import UnavailableError
 
 # Importing a framework, or building a library first, may take minutes.
@@ -52,8 +52,17 @@ class Remote:
 
     @property
     def not_promised(self) -> dict[str, str]:
-        """What needs the implementation in the harness's process, and what it does not promise itself."""
-        return {**_NEEDS_THE_PROCESS, **self._introduction.get("not_promised", {})}
+        """What needs the implementation in the harness's process, and what it does not promise or compute itself."""
+        lacks = set(worker.QUANTITIES) - set(self._introduction.get("computes", worker.QUANTITIES))
+        return {
+            **_NEEDS_THE_PROCESS,
+            **{
+                f"*/{question}": f"it computes no {quantity.replace('_', ' ')}"
+                for quantity in sorted(lacks, reverse=True)
+                for question in _NEEDS[quantity]
+            },
+            **self._introduction.get("not_promised", {}),
+        }
 
     def load(self) -> str:
         """Starts the worker and returns the version of what it found, with those of its torch and Python.
@@ -81,6 +90,8 @@ class Remote:
 
         Raises CrashedError, TimedOutError, OutOfMemoryError or RefusedError, as `isolation.run_isolated` does.
         """
+        if quantity not in self._introduction["computes"]:
+            raise RefusedError(f"NotImplementedError: {self.name} computes no {quantity.replace('_', ' ')}")
         folder = self._worker.folder
         request = {
             "quantity": quantity,
@@ -276,6 +287,12 @@ class _Worker:
         lines = self._errors.read().decode(errors="replace").split("\n")
         return "".join(f": {line.strip()}" for line in [line for line in lines if line.strip()][-1:])
 
+
+# The questions that come to nothing without a quantity.
+_NEEDS = {
+    "gradients": ("gradients", "gradcheck", "double_backward", "gradgradcheck", "subsets", "batch"),
+    "double_backward": ("double_backward", "gradgradcheck"),
+}
 
 # They trace, transform, time or pickle the implementation's own objects.
 _NEEDS_THE_PROCESS = {
