@@ -3,10 +3,10 @@
     torch.onnx.export(model, inputs, "model.onnx", custom_translation_table=kernels.onnx.translation_table())
 
 needs the packages onnx and onnxscript. `deform_conv2d` becomes DeformConv, of opset 19, and `roi_align` in mode "avg"
-RoiAlign. The other operators have no translation, since ONNX has none of that meaning: its RoiAlign in mode "max" is
-the largest of the weighted corners of the samples, not of the samples, in the runtimes as well. The number of channels
-must be static. `boundary` makes no difference, as it concerns gradients alone; ONNX does not say what NaN offsets and
-NaN boxes mean.
+RoiAlign. The others have no translation: RoiAlign's mode "max" is the largest of the samples' weighted corners, not of
+the samples, in ONNX Runtime and ONNX' own evaluator; MaxRoiPool lacks the argmax that our operator returns as well; and
+the position-sensitive ones have no counterpart. The number of channels must be static. `boundary` makes no difference,
+as it concerns gradients alone; ONNX does not say what NaN offsets and boxes mean.
 """
 
 from __future__ import annotations
