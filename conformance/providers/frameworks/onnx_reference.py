@@ -9,8 +9,8 @@ import numpy as np
 from ._arrays import Arguments, Arrays
 from ._onnx_graph import OPERATORS, one_node
 
-# It computes sample by sample in Python, about 100 us each.
-MOST_SAMPLES = 300_000
+# It computes sample by sample in Python, up to half a millisecond each.
+MOST_SAMPLES = 50_000
 
 
 class OnnxReference:
