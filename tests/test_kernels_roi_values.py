@@ -228,3 +228,14 @@ def test_boxes_get_no_gradient_unless_asked_for(module: Any) -> None:
     image = draw(4, "numbers")
     for name in ("roi_align", "roi_pool", "ps_roi_align", "ps_roi_pool"):
         assert not getattr(module, name)(image, rois, 2).requires_grad
+
+
+@pytest.mark.parametrize("beyond", [NAN, INF])
+def test_a_clamped_sample_does_not_move_whatever_lies_beyond(beyond: float) -> None:
+    """Its rows are above the image, so the box's y has no gradient, not even that of a pixel that counts nothing."""
+    image = torch.zeros(1, 1, 4, 4)
+    image[0, 0, 1] = beyond
+    box = torch.tensor([[0, 1.2, 0.0, 2.8, 0.6]], requires_grad=True)
+    output = kernels.roi_align(image, box, 1, 1.0, 1, True, rois_grad=True)
+    (gradient,) = torch.autograd.grad(output.sum(), box)
+    assert gradient[0, [0, 2, 4]].tolist() == [0, 0, 0]
