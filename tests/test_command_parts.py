@@ -143,6 +143,17 @@ def test_what_failed_before_the_break_fails_the_resumed_run(tmp_path: Path) -> N
     assert read_description(folder.path)["finished"]
 
 
+def test_an_error_of_the_suite_is_asked_again(tmp_path: Path, unbroken: pd.DataFrame) -> None:
+    options = [*OPTIONS, "-pbroken_suite", "-x"]
+    broken = run(tmp_path, *options, BROKEN="yes")
+    assert broken.returncode == 1, broken.stdout
+    still = run(tmp_path, *options, "--resume=latest", BROKEN="yes")
+    assert still.returncode == 1, still.stdout
+    whole = run(tmp_path, *options, "--resume=latest")
+    assert whole.returncode == 0, whole.stdout
+    pd.testing.assert_frame_equal(table(tmp_path), unbroken)
+
+
 def test_another_run_is_not_gone_on_with(tmp_path: Path) -> None:
     broken = run(tmp_path, *OPTIONS, KILL="self", MARKER=str(tmp_path / "marker"))
     assert broken.returncode == -signal.SIGKILL
