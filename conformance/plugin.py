@@ -108,6 +108,7 @@ class Run:
             **self._own_identity(),
             "cases": digest([case.id for case in self._all_cases]),
             "ledger": digest([repr(entry) for entry in self.ledger.entries]),
+            "limits": f"{self.limits}, isolated: {', '.join(sorted(self._names('--isolate')))}",
             "questions": shlex.join(filter(None, map(str, selection))),
         }
 
@@ -288,8 +289,8 @@ class Run:
             pytest.ExitCode.NO_TESTS_COLLECTED,
         ):
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-        elif self._done and session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED:
-            session.exitstatus = pytest.ExitCode.OK
+        elif session.exitstatus == pytest.ExitCode.NO_TESTS_COLLECTED and (self._done or not self.cases):
+            session.exitstatus = pytest.ExitCode.OK  # all was asked before, or the shard is empty
 
     @pytest.hookimpl(optionalhook=True)
     def pytest_handlecrashitem(self, crashitem: str) -> None:
@@ -318,7 +319,8 @@ class Run:
 
         description = self._description()
         left_out = []
-        missing = self._collected - self._folder.items()[0].keys()
+        items = self._folder.items()[0]
+        missing = self._collected - {name for name, item in items.items() if item.finished or item.records}
         if interrupted or missing:
             left_out.append(
                 f"the run was interrupted: {len(missing):,} of {len(self._collected):,} questions were not asked;"

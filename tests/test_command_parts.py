@@ -196,7 +196,7 @@ def test_shards_make_the_run_that_was_not_cut(tmp_path: Path, unbroken: pd.DataF
     parts = []
     for number in (1, 2, 3):
         done = run(tmp_path, *OPTIONS, f"--shard={number}/3")
-        assert done.returncode in (0, 5), done.stdout
+        assert done.returncode == 0, done.stdout
         parts.append((tmp_path / "latest").resolve())
     assert [read_description(part)["shard"] for part in parts] == ["1/3", "2/3", "3/3"]
     code, said = merge(tmp_path / "merged", *parts[::-1])

@@ -122,10 +122,10 @@ def test_a_cell_is_readable_without_colour(full: tuple[str, str]) -> None:
     markdown, html = full
     plain, *_ = rows_of(markdown, "| output | mmcv |")
     worst = formats.ratio(max(each.err_over_bound for each in sample() if _is_mmcv_output(each)))
-    assert plain[2] == f"3 1\u2717! 3\u2021 ({worst})"
+    assert plain[2] == f"3 1\u2717! 1\u2717\u25b2 3\u2021 ({worst})"
     text = " ".join(Page(html).text.split())
     # What diverges has a line of its own.
-    assert f"1 new timeout3 known \u00d7{worst}3 match" in text
+    assert f"1 new timeout1 new memory limit3 known \u00d7{worst}3 match" in text
 
 
 def _is_mmcv_output(each: Record) -> bool:
@@ -152,7 +152,8 @@ def test_zeros_are_counted_apart_and_diverge_nowhere(tmp_path: Path) -> None:
 def test_what_is_new_comes_before_what_is_known_and_is_unfolded(full: tuple[str, str]) -> None:
     markdown, html = full
     heads = [line for line in markdown.split("## Provider by")[0].splitlines() if line.startswith("### ")]
-    new = [head for head in heads if head.split(":")[0] in ("### Defect", "### New crash", "### New timeout")]
+    kinds = ("### Defect", "### New crash", "### New timeout", "### New memory limit")
+    new = [head for head in heads if head.split(":")[0] in kinds]
     assert heads[: len(new) + 3] == [
         *new,
         "### Drift: composite 0.1.0, deform_conv2d",

@@ -160,7 +160,8 @@ def sample(seed: int = 0) -> list[Record]:
             }
             found.append(record(**place, **asks, **changes))
     slow = record(provider="mmcv", version="2.2.0", status=Status.TIMED_OUT, err_over_bound=math.nan)
-    return [*found, slow]
+    hungry = record(provider="mmcv", version="2.2.0", status=Status.OUT_OF_MEMORY, err_over_bound=math.nan)
+    return [*found, slow, hungry]
 
 
 def description() -> dict[str, Any]:

@@ -83,6 +83,8 @@ def test_providers_come_in_the_order_of_the_run(tmp_path: Path) -> None:
         (Status.CRASHED, "x", "known crash"),
         (Status.TIMED_OUT, "", "new timeout"),
         (Status.TIMED_OUT, "x", "known timeout"),
+        (Status.OUT_OF_MEMORY, "", "new memory limit"),
+        (Status.OUT_OF_MEMORY, "x", "known memory limit"),
         (Status.CONVENTION, "", "new convention"),
         (Status.CONVENTION, "x", "convention"),
         (Status.KNOWN, "x", "known"),

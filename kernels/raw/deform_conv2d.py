@@ -188,9 +188,12 @@ class DoubleBackward(RawOperator):
 
 
 def _sum_of_channels(grad: Tensor) -> Tensor:
-    """The sum over all but dimension 1, one dimension at a time: of all at once the threads make parts of theirs."""
+    """The sum over all but dimension 1, whose parts don't depend on the number of threads."""
     wide = torch.float32 if grad.element_size() == 2 else grad.dtype
-    return grad.sum(3, dtype=wide).sum(2, dtype=torch.float64).sum(0).to(grad.dtype)
+    # torch gives each sum to one thread; only a single one does it share out.
+    single = grad.shape[0] * grad.shape[1] == 1
+    per_image = grad.sum(3, dtype=wide).sum(2) if single else grad.flatten(2).sum(2, dtype=wide)
+    return per_image.sum(0).to(grad.dtype)
 
 
 OPERATORS = (Forward, Backward, DoubleBackward)
