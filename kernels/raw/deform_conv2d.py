@@ -191,8 +191,11 @@ def _sum_of_channels(grad: Tensor) -> Tensor:
     """The sum over all but dimension 1, whose parts don't depend on the number of threads."""
     wide = torch.float32 if grad.element_size() == 2 else grad.dtype
     # torch gives each sum to one thread; only a single one does it share out.
-    single = grad.shape[0] * grad.shape[1] == 1
-    per_image = grad.sum(3, dtype=wide).sum(2) if single else grad.flatten(2).sum(2, dtype=wide)
+    images, channels, rows, columns = grad.shape
+    if images * channels == 1:
+        per_image = grad.sum(3, dtype=wide).sum(2)
+    else:
+        per_image = grad.reshape(images, channels, rows * columns).sum(2, dtype=wide)
     return per_image.sum(0).to(grad.dtype)
 
 
