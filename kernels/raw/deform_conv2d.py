@@ -190,9 +190,8 @@ class DoubleBackward(RawOperator):
 def _sum_of_channels(grad: Tensor) -> Tensor:
     """The sum over all but dimension 1, whose parts don't depend on the number of threads."""
     wide = torch.float32 if grad.element_size() == 2 else grad.dtype
-    # torch gives each sum to one thread; only a single one does it share out.
     images, channels, rows, columns = grad.shape
-    if images * channels == 1:
+    if images * channels == 1:  # torch shares a single sum out among its threads, and no other
         per_image = grad.sum(3, dtype=wide).sum(2)
     else:
         per_image = grad.reshape(images, channels, rows * columns).sum(2, dtype=wide)
